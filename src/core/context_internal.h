@@ -1,0 +1,31 @@
+/* The context from inside: error text, parallel loops, scratch memory, CPU level. */
+#ifndef APA_CORE_CONTEXT_INTERNAL_H
+#define APA_CORE_CONTEXT_INTERNAL_H
+
+#include "apa/context.h"
+
+#include <stdarg.h>
+
+/* ISA levels in rising order within an architecture family. A level includes what is under it. */
+typedef enum apa_isa { APA_ISA_SCALAR = 0, APA_ISA_AVX2 = 1, APA_ISA_AVX512 = 2, APA_ISA_NEON = 3 } apa_isa;
+
+/* Highest level that this CPU and this build have. AVX2 means AVX2+FMA+F16C; AVX512 means F, BW, DQ, VL, VNNI, VBMI. */
+apa_isa apa_cpu_best_isa(void);
+const char *apa_isa_name(apa_isa isa);
+
+apa_isa apa_context_isa_level(const apa_context *context);
+
+/* Sets the message and returns status: `return apa_fail(context, APA_STATUS_UNSUPPORTED, "tile: ...", ...)`. */
+apa_status apa_fail(apa_context *context, apa_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* task(argument, i) for i in 0 … count-1 on the context's threads; returns when all are done. */
+void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument, size_t count);
+
+/* 64-byte aligned memory; NULL on failure or overflow of count·bytes. Free with apa_aligned_free(). */
+void *apa_aligned_allocate(size_t count, size_t bytes);
+void apa_aligned_free(void *memory);
+
+/* Monotonic milliseconds. */
+double apa_now_ms(void);
+
+#endif
