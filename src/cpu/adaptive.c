@@ -1,0 +1,386 @@
+/* The adaptive method on one block.
+ *
+ *   quantise Q → walk all visible tiles in INT8 (scores, look, P, judge; cold tiles: P·V)
+ *              → second look at the candidates with the final λ: demoted ones get their P·V from the stored P
+ *              → check what was skipped against the finished sums → exact pass over the hot tiles
+ *
+ * P of a tile is scaled by the tile's own row maximum, not by the running frame, so P bytes stay valid whatever comes later:
+ * that makes the second look nearly free and the drowned tail of a frame-scaled format impossible. Cold sums, λ and the exact
+ * pass share one frame per row; the exact pass goes on with the cold state, which is the exact merge of the two. */
+#include "cpu/adaptive.h"
+
+#include "cpu/exact.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES APA_CPU_LANES
+#define TILE APA_CPU_TILE
+#define P_BYTES (TILE * LANES)
+#define LARGEST_DIM 1024
+#define LOG2_E 1.4426950408889634074
+/* FP32 output sums: half a unit in the last place, with the same spare factor of two as APA_CPU_SKIP_LIMIT. */
+#define OUTPUT_SKIP_LIMIT 0x1p-26f
+
+void apa_cpu_adaptive_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_cpu_adaptive *adaptive)
+{
+    const int n = shape->block_registers;
+    uint8_t *q8 = apa_cpu_take(arena, n * (shape->Dp * LANES + 64), 1);
+    apa_cpu_candidate *candidate = apa_cpu_take(arena, n * shape->tiles, sizeof *candidate);
+    uint16_t *hot = apa_cpu_take(arena, shape->tiles, sizeof *hot);
+    uint16_t *skipped = apa_cpu_take(arena, shape->tiles, sizeof *skipped);
+    uint8_t *pool = apa_cpu_take(arena, shape->pool_slots, P_BYTES);
+    uint8_t *p8 = apa_cpu_take(arena, APA_CPU_PANEL_I8, P_BYTES);
+    if (arena->base == NULL)
+        return;
+    for (int r = 0; r < n; r++) {
+        adaptive->q8[r] = q8 + r * (shape->Dp * LANES + 64);
+        adaptive->candidate[r] = candidate + r * shape->tiles;
+    }
+    adaptive->hot = hot;
+    adaptive->skipped = skipped;
+    adaptive->pool = pool;
+    adaptive->p8 = p8;
+}
+
+/* One query: centre shift, rotation, codes. */
+static void quantise_query(const apa_cpu_block *block, const apa_cpu_register *reg, int lane, const float *mean,
+                           apa_cpu_adaptive *adaptive, int r, float *shift)
+{
+    const int64_t D = block->call->D;
+    apa_cpu_walk *walk = &adaptive->walk[r];
+    float row[LARGEST_DIM];
+    int8_t code[LARGEST_DIM];
+    double dot = 0.0;
+    for (int64_t d = 0; d < D; d++) {
+        row[d] = reg->q[d * LANES + lane];
+        dot += (double)row[d] * mean[d];
+    }
+    *shift = (float)(dot * fabs(block->call->scale) * LOG2_E);
+    if (block->shape->hadamard_block > 1)
+        block->kernels->hadamard(row, D, block->shape->hadamard_block);
+    const float scale = block->kernels->quantise_row(row, D, code);
+    int64_t squares = 0;
+    for (int64_t d = 0; d < D; d++) {
+        squares += (int64_t)code[d] * code[d];
+        adaptive->q8[r][d / 4 * 4 * LANES + lane * 4 + d % 4] = (uint8_t)(code[d] + 128);
+    }
+    walk->q_scale[lane] = scale * block->c;
+    /* |q·k - q̂·k̂| <= |δq||k| + |q̂||δk|, with |δ| <= (step/2)·sqrt(D) and |k| <= 127.5·step·sqrt(D); in units of the key
+     * scale. 1.01 covers the roundings of the scales themselves. */
+    const double root = sqrt((double)D);
+    const double error = 0.5 * scale * root * 127.5 * root + scale * sqrt((double)squares) * 0.5 * root;
+    walk->error[lane] = block->call->recipe.skip == APA_TOGGLE_ON ? (float)(1.01 * error * block->c) : INFINITY;
+}
+
+static void load_register(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, const float *mean)
+{
+    apa_cpu_register *reg = &block->reg[r];
+    apa_cpu_walk *walk = &adaptive->walk[r];
+    memset(walk, 0, sizeof *walk);
+    memset(adaptive->q8[r], 128, (size_t)(block->shape->Dp * LANES));
+    walk->real = reg->real;
+    for (int i = 0; i < LANES; i++) {
+        walk->frame[i] = -INFINITY;
+        if ((reg->real >> i & 1) != 0 && reg->finite)
+            quantise_query(block, reg, i, mean, adaptive, r, &reg->shift[i]);
+    }
+}
+
+/* Registers that need no verdict: forced, a query with a NaN or Inf, or too few tiles in sight (every row of the group). */
+static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    if (recipe->force == APA_FORCE_HIGH || !reg->finite)
+        return true;
+    if (recipe->force != APA_FORCE_LOW && recipe->eps < 0.0)
+        return true;
+    if (recipe->early_tiles <= 0)
+        return false;
+    for (int i = 0; i < LANES; i++) {
+        const apa_cpu_row *row = &reg->row[i];
+        if ((reg->real >> i & 1) != 0 && row->first < row->end &&
+            (row->end - 1) / TILE - row->first / TILE + 1 > recipe->early_tiles)
+            return false;
+    }
+    return true;
+}
+
+/* Tile number i of the recipe's order over [first, end). */
+static int64_t tile_at(apa_order order, int64_t first, int64_t end, int64_t i)
+{
+    if (order == APA_ORDER_FORWARD)
+        return first + i;
+    if (order == APA_ORDER_SINK_BACKWARD && first == 0)
+        return i == 0 ? 0 : end - i;
+    return end - 1 - i;
+}
+
+static int64_t popcount16(uint16_t lanes)
+{
+    return __builtin_popcount(lanes);
+}
+
+/* A panel of the walk: registers side by side on one tile. */
+typedef struct panel {
+    int n, reg[APA_CPU_PANEL_I8];
+    bool part[APA_CPU_PANEL_I8];
+    apa_cpu_span span[APA_CPU_PANEL_I8];
+} panel;
+
+static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
+                   int64_t index)
+{
+    const uint8_t *q8[APA_CPU_PANEL_I8];
+    for (int i = 0; i < at->n; i++)
+        q8[i] = adaptive->q8[at->reg[i]];
+    block->kernels->scores_i8(at->n, q8, prepared->k8 + index * TILE * block->shape->Dp, prepared->k_bias + index * TILE,
+                              prepared->k_scale + index * TILE, block->shape->Dp, block->s);
+}
+
+/* o += P·V for up to a panel of registers with their own P and scales. */
+static void add_values(apa_cpu_block *block, const apa_cpu_prepared *prepared, int64_t index, int n, const int *reg,
+                       const uint8_t *const *p8, const float (*p_scale)[LANES])
+{
+    float *o[APA_CPU_PANEL_I8];
+    const float *scale[APA_CPU_PANEL_I8];
+    for (int i = 0; i < n; i++) {
+        o[i] = block->reg[reg[i]].o;
+        scale[i] = p_scale[i];
+    }
+    if (n > 0)
+        block->kernels->pv_i8(n, p8, prepared->v8 + index * TILE * block->shape->Dvp,
+                              prepared->v_scale + index * block->shape->Dvp, scale, block->shape->Dvp, o);
+}
+
+static void add_cold_mass(apa_cpu_walk *walk, const int32_t *sum, const float *p_scale)
+{
+    for (int i = 0; i < LANES; i++)
+        walk->cold[i] += (float)sum[i] * p_scale[i];
+}
+
+static void remember(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, int64_t tile, const float *top,
+                     const int32_t *sum, const uint8_t *p8)
+{
+    apa_cpu_candidate *candidate = &adaptive->candidate[r][adaptive->candidates[r]++];
+    memcpy(candidate->top, top, sizeof candidate->top);
+    memcpy(candidate->sum, sum, sizeof candidate->sum);
+    candidate->tile = tile;
+    candidate->slot = -1;
+    if (block->call->recipe.second_look != APA_TOGGLE_ON || adaptive->slots_used == block->shape->pool_slots)
+        return;
+    candidate->slot = adaptive->slots_used++;
+    memcpy(adaptive->pool + candidate->slot * P_BYTES, p8, P_BYTES);
+}
+
+/* Scores, verdicts and cold P·V of one panel on one tile. */
+static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
+                       int64_t tile, int64_t index)
+{
+    const apa_cpu_kernels *kernels = block->kernels;
+    const apa_recipe *recipe = &block->call->recipe;
+    const bool judging = recipe->force != APA_FORCE_LOW && recipe->eps < 1.0;
+    int cold = 0, cold_reg[APA_CPU_PANEL_I8];
+    const uint8_t *cold_p[APA_CPU_PANEL_I8];
+    float p_scale[APA_CPU_PANEL_I8][LANES];
+    scores(block, adaptive, prepared, at, index);
+    for (int i = 0; i < at->n; i++) {
+        const int r = at->reg[i];
+        apa_cpu_walk *walk = &adaptive->walk[r];
+        const apa_cpu_span *span = at->part[i] ? &at->span[i] : NULL;
+        const float *s = block->s + i * LANES;
+        float maximum[LANES], top[LANES], alpha[LANES];
+        int32_t sum[LANES];
+        kernels->max_i8(s, at->n, span, maximum);
+        if (kernels->look(walk, maximum, prepared->k_scale_max[index], prepared->v_max[index], top)) {
+            adaptive->skipped[tile] |= (uint16_t)(1u << r);
+            continue;
+        }
+        uint8_t *p8 = adaptive->p8 + i * P_BYTES;
+        kernels->softmax_i8(s, at->n, span, maximum, walk->q_scale, p8, sum);
+        const int judged = kernels->judge(walk, top, sum, (float)recipe->eps, alpha, p_scale[cold]);
+        if ((judged & APA_CPU_JUDGED_MOVED) != 0)
+            kernels->scale_lanes(block->reg[r].o, block->shape->Dvp, alpha);
+        if (judging && (judged & APA_CPU_JUDGED_CANDIDATE) != 0) {
+            remember(block, adaptive, r, tile, top, sum, p8);
+            continue;
+        }
+        add_cold_mass(walk, sum, p_scale[cold]);
+        cold_reg[cold] = r;
+        cold_p[cold++] = p8;
+    }
+    add_values(block, prepared, index, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
+}
+
+static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t tile,
+                      int64_t index)
+{
+    panel at = {0};
+    for (int r = 0; r < block->n; r++) {
+        apa_cpu_span span;
+        const apa_cpu_view view = apa_cpu_register_view(&block->reg[r], tile, &span);
+        if (view != APA_CPU_VIEW_NONE) {
+            if (prepared->poisoned[index] || (adaptive->all_hot >> r & 1) != 0) {
+                adaptive->hot[tile] |= (uint16_t)(1u << r);
+            } else {
+                at.part[at.n] = view == APA_CPU_VIEW_PART;
+                at.span[at.n] = span;
+                at.reg[at.n++] = r;
+            }
+        }
+        if (at.n == APA_CPU_PANEL_I8 || (r == block->n - 1 && at.n > 0)) {
+            walk_panel(block, adaptive, prepared, &at, tile, index);
+            at.n = 0;
+        }
+    }
+}
+
+/* P of one register and tile once more, for a demoted candidate without stored P or a skipped tile that counts after all. */
+static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int r,
+                         int64_t tile, int64_t index, uint8_t *p8, float *maximum, int32_t *sum)
+{
+    panel at = {.n = 1, .reg = {r}};
+    at.part[0] = apa_cpu_register_view(&block->reg[r], tile, &at.span[0]) == APA_CPU_VIEW_PART;
+    const apa_cpu_span *span = at.part[0] ? &at.span[0] : NULL;
+    scores(block, adaptive, prepared, &at, index);
+    block->kernels->max_i8(block->s, 1, span, maximum);
+    block->kernels->softmax_i8(block->s, 1, span, maximum, adaptive->walk[r].q_scale, p8, sum);
+}
+
+/* The second look. Candidates lie in walk order, so registers that demote the same tile meet and share its values. */
+static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t first,
+                       int64_t end, int64_t base)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    int64_t next[APA_CPU_BLOCK_REGISTERS] = {0};
+    for (int64_t i = 0; i < end - first; i++) {
+        const int64_t tile = tile_at(recipe->order, first, end, i);
+        int demoted = 0, reg[APA_CPU_PANEL_I8];
+        const uint8_t *p8[APA_CPU_PANEL_I8];
+        float p_scale[APA_CPU_PANEL_I8][LANES];
+        for (int r = 0; r < block->n; r++) {
+            if (next[r] < adaptive->candidates[r] && adaptive->candidate[r][next[r]].tile == tile) {
+                const apa_cpu_candidate *candidate = &adaptive->candidate[r][next[r]++];
+                adaptive->candidate_pairs += popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
+                if (recipe->second_look != APA_TOGGLE_ON ||
+                    block->kernels->judge_again(&adaptive->walk[r], candidate->top, candidate->sum, (float)recipe->eps,
+                                                p_scale[demoted])) {
+                    adaptive->hot[tile] |= (uint16_t)(1u << r);
+                } else {
+                    uint8_t *made = adaptive->p8 + demoted * P_BYTES;
+                    float maximum[LANES];
+                    int32_t sum[LANES];
+                    if (candidate->slot < 0)
+                        make_p_again(block, adaptive, prepared, r, tile, base + tile, made, maximum, sum);
+                    add_cold_mass(&adaptive->walk[r], candidate->sum, p_scale[demoted]);
+                    p8[demoted] = candidate->slot < 0 ? made : adaptive->pool + candidate->slot * P_BYTES;
+                    reg[demoted++] = r;
+                }
+            }
+            if (demoted == APA_CPU_PANEL_I8 || (r == block->n - 1 && demoted > 0)) {
+                add_values(block, prepared, base + tile, demoted, reg, p8, (const float(*)[LANES])p_scale);
+                demoted = 0;
+            }
+        }
+    }
+}
+
+static void exact_pass(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, int64_t first, int64_t end)
+{
+    for (int64_t tile = first; tile < end; tile++) {
+        if (adaptive->hot[tile] == 0)
+            continue;
+        int reg[APA_CPU_BLOCK_REGISTERS], n = 0;
+        for (int r = 0; r < block->n; r++)
+            if ((adaptive->hot[tile] >> r & 1) != 0)
+                reg[n++] = r;
+        apa_cpu_exact_load(block, tile);
+        apa_cpu_exact_tile(block, tile, reg, n);
+    }
+}
+
+/* Was everything that the register left out too small for its sums? ℓ was checked tile by tile; o is judged here, when its
+ * size is known. */
+static bool skipping_held(const apa_cpu_block *block, const apa_cpu_register *reg, const apa_cpu_walk *walk)
+{
+    for (int i = 0; i < LANES; i++) {
+        if ((reg->real >> i & 1) == 0 || walk->skipped_v[i] == 0.0f)
+            continue;
+        float most = 0.0f;
+        for (int64_t c = 0; c < block->call->Dv; c++)
+            most = fabsf(reg->o[c * LANES + i]) > most ? fabsf(reg->o[c * LANES + i]) : most;
+        /* The exact pass may have moved the frame since the walk. */
+        const float moved = exp2f(walk->frame[i] - reg->state.frame[i]);
+        if (!(walk->skipped_v[i] * moved <= OUTPUT_SKIP_LIMIT * most))
+            return false;
+    }
+    return true;
+}
+
+/* Computes a register's skipped tiles after all. */
+static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int r,
+                       int64_t first, int64_t end, int64_t base)
+{
+    apa_cpu_register *reg = &block->reg[r];
+    const float *frame = reg->state.frame, *q_scale = adaptive->walk[r].q_scale;
+    for (int64_t tile = first; tile < end; tile++) {
+        if ((adaptive->skipped[tile] >> r & 1) == 0)
+            continue;
+        adaptive->skipped[tile] &= (uint16_t)~(1u << r);
+        float maximum[LANES], p_scale[1][LANES];
+        int32_t sum[LANES];
+        const uint8_t *p8[1] = {adaptive->p8};
+        make_p_again(block, adaptive, prepared, r, tile, base + tile, adaptive->p8, maximum, sum);
+        for (int i = 0; i < LANES; i++) {
+            p_scale[0][i] = maximum[i] == -INFINITY ? 0.0f : exp2f(maximum[i] * q_scale[i] - frame[i]) * (1.0f / 255.0f);
+            reg->state.sum[i] += (float)sum[i] * p_scale[0][i];
+        }
+        add_values(block, prepared, base + tile, 1, &r, p8, (const float(*)[LANES])p_scale);
+    }
+}
+
+static void count(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int64_t first, int64_t end)
+{
+    for (int64_t tile = first; tile < end; tile++)
+        for (int r = 0; r < block->n; r++) {
+            const int64_t seeing = popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
+            adaptive->visible += seeing;
+            if ((adaptive->hot[tile] >> r & 1) != 0)
+                adaptive->hot_pairs += seeing;
+            if ((adaptive->skipped[tile] >> r & 1) != 0)
+                adaptive->skipped_pairs += seeing;
+        }
+}
+
+void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
+{
+    const int64_t head = block->b * block->call->Hkv + block->kv_head, base = head * block->shape->tiles;
+    int64_t first, end;
+    apa_cpu_block_tiles(block, &first, &end);
+    memset(adaptive->hot, 0, sizeof *adaptive->hot * (size_t)block->shape->tiles);
+    memset(adaptive->skipped, 0, sizeof *adaptive->skipped * (size_t)block->shape->tiles);
+    memset(adaptive->candidates, 0, sizeof adaptive->candidates);
+    adaptive->visible = adaptive->hot_pairs = adaptive->skipped_pairs = adaptive->candidate_pairs = 0;
+    adaptive->slots_used = 0;
+    adaptive->all_hot = 0;
+    apa_cpu_block_clear(block);
+    for (int r = 0; r < block->n; r++) {
+        load_register(block, adaptive, r, prepared->k_mean + head * block->shape->Dp);
+        if (is_all_hot(block, &block->reg[r]))
+            adaptive->all_hot |= (uint16_t)(1u << r);
+    }
+    for (int64_t i = 0; i < end - first; i++) {
+        const int64_t tile = tile_at(block->call->recipe.order, first, end, i);
+        walk_tile(block, adaptive, prepared, tile, base + tile);
+    }
+    look_again(block, adaptive, prepared, first, end, base);
+    for (int r = 0; r < block->n; r++) {
+        memcpy(block->reg[r].state.frame, adaptive->walk[r].frame, sizeof adaptive->walk[r].frame);
+        memcpy(block->reg[r].state.sum, adaptive->walk[r].cold, sizeof adaptive->walk[r].cold);
+    }
+    exact_pass(block, adaptive, first, end);
+    for (int r = 0; r < block->n; r++)
+        if (!skipping_held(block, &block->reg[r], &adaptive->walk[r]))
+            bring_back(block, adaptive, prepared, r, first, end, base);
+    count(block, adaptive, first, end);
+}

@@ -1,0 +1,67 @@
+/* A block: up to 12 registers of one KV head, with everything a thread needs to work on it. */
+#ifndef APA_CPU_BLOCK_H
+#define APA_CPU_BLOCK_H
+
+#include "cpu/shape.h"
+
+/* One row of a register. */
+typedef struct apa_cpu_row {
+    int64_t position, head; /* query position, query head; position -1: padding */
+    int64_t first, end;     /* visible keys */
+} apa_cpu_row;
+
+typedef struct apa_cpu_register {
+    apa_cpu_row row[APA_CPU_LANES];
+    uint16_t real;                  /* lanes that are rows */
+    int64_t any_first, any_end;     /* keys that some lane sees */
+    int64_t every_first, every_end; /* keys that every lane sees */
+    bool finite;                    /* every query value is */
+    float *q;                       /* [Dp][LANES] */
+    float *o;                       /* [Dvp][LANES] */
+    float shift[APA_CPU_LANES];     /* q·k̄ in log2 units: exact scores minus this are in the shared frame */
+    apa_cpu_state state;
+} apa_cpu_register;
+
+typedef struct apa_cpu_block {
+    const apa_call *call;
+    const apa_cpu_shape *shape;
+    const apa_cpu_kernels *kernels;
+    int64_t b, kv_head;
+    int n; /* registers */
+    apa_cpu_register reg[APA_CPU_BLOCK_REGISTERS];
+    float c; /* |softmax scale|·log2 e */
+    /* scratch */
+    float *k;          /* [TILE][Dp] */
+    float *v;          /* [Dvp/8][TILE][8] */
+    uint64_t v_poison; /* keys of the loaded tile with a NaN or Inf in their value */
+    float *v_raw;      /* [Dvp/8][TILE][8]: the tile with those values in it; v has zeros there */
+    float *s;          /* [TILE][PANEL][LANES] */
+} apa_cpu_block;
+
+/* Takes a block's buffers from an arena. The block lives at the start of its own scratch. */
+void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_cpu_block *block);
+
+/* Sets the block to unit `unit` (= ((b·Hkv + kv_head)·blocks + block)): rows, visibility, Q in the lanes. Empties states and
+ * shifts, not o. */
+void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cpu_shape *shape,
+                        const apa_cpu_kernels *kernels, int64_t unit);
+
+/* How a register sees a tile. */
+typedef enum apa_cpu_view { APA_CPU_VIEW_NONE, APA_CPU_VIEW_PART, APA_CPU_VIEW_ALL } apa_cpu_view;
+
+/* For PART, *span holds the visible keys of each lane. */
+apa_cpu_view apa_cpu_register_view(const apa_cpu_register *reg, int64_t tile, apa_cpu_span *span);
+
+/* Tiles that some row of the block sees: *first <= tile < *end. */
+void apa_cpu_block_tiles(const apa_cpu_block *block, int64_t *first, int64_t *end);
+
+/* Real lanes that see at least one key of the tile. */
+uint16_t apa_cpu_register_seeing(const apa_cpu_register *reg, int64_t tile);
+
+/* Zeroes o and empties the states. */
+void apa_cpu_block_clear(apa_cpu_block *block);
+
+/* Writes outputs and LSE of all real rows from the states. */
+void apa_cpu_block_store(apa_cpu_block *block);
+
+#endif

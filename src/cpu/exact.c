@@ -1,0 +1,213 @@
+/* The exact method. A row's bits depend on its own scores and on absolute key positions alone: tiles are walked in rising
+ * order inside segments of 2048 keys, each segment starts from the empty state, and segments are merged by a binary counter,
+ * which is a balanced tree over absolute segment numbers. Segments that a row doesn't see are empty states, and those change
+ * no bit, so chunks, threads, batches and neighbours don't either. (The balanced tree: ELSA, balanced merge, relative error
+ * O(u·log n).) */
+#include "cpu/exact.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES APA_CPU_LANES
+#define TILE APA_CPU_TILE
+
+static const char *key_row(const apa_tensor *tensor, const apa_cpu_block *block, int64_t key)
+{
+    const int64_t offset = block->b * tensor->stride[0] + block->kv_head * tensor->stride[1] + key * tensor->stride[2];
+    return (const char *)tensor->data + offset * (int64_t)apa_dtype_bytes(tensor->dtype);
+}
+
+void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
+{
+    const apa_call *call = block->call;
+    const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp, start = tile * TILE;
+    const int64_t keys = call->Skv - start < TILE ? call->Skv - start : TILE;
+    block->v_poison = 0;
+    for (int64_t key = 0; key < keys; key++) {
+        float *k = block->k + key * Dp;
+        block->kernels->widen(call->k.dtype, key_row(&call->k, block, start + key), call->D, k);
+        memset(k + call->D, 0, sizeof *k * (size_t)(Dp - call->D));
+        if (!block->kernels->widen_v(call->v.dtype, key_row(&call->v, block, start + key), call->Dv, Dvp, key, block->v))
+            block->v_poison |= (uint64_t)1 << key;
+    }
+    if (keys < TILE) {
+        memset(block->k + keys * Dp, 0, sizeof *block->k * (size_t)((TILE - keys) * Dp));
+        for (int64_t c = 0; c < Dvp; c += 8)
+            memset(block->v + c * TILE + keys * 8, 0, sizeof *block->v * (size_t)((TILE - keys) * 8));
+    }
+    if (block->v_poison == 0)
+        return;
+    memcpy(block->v_raw, block->v, sizeof *block->v * (size_t)(TILE * Dvp));
+    for (int64_t key = 0; key < keys; key++)
+        for (int64_t c = 0; c < Dvp && (block->v_poison >> key & 1) != 0; c += 8)
+            memset(block->v + c * TILE + key * 8, 0, sizeof *block->v * 8);
+}
+
+/* Values with a NaN or Inf are zero in block->v and come in here, for the lanes that see their key and for no other: 0·NaN is
+ * NaN. */
+static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const float *p, int n, const apa_cpu_span *span)
+{
+    for (int key = 0; key < TILE; key++) {
+        if ((block->v_poison >> key & 1) == 0)
+            continue;
+        for (int i = 0; i < LANES; i++) {
+            if (span != NULL && (key < span->lo[i] || key >= span->hi[i]))
+                continue;
+            for (int64_t c = 0; c < block->shape->Dvp; c++)
+                reg->o[c * LANES + i] += p[key * n * LANES + i] * block->v_raw[c / 8 * 8 * TILE + key * 8 + c % 8];
+        }
+    }
+}
+
+static void panel(apa_cpu_block *block, const int *registers, int n, const apa_cpu_span *span, const bool *part)
+{
+    const apa_cpu_kernels *kernels = block->kernels;
+    const float *q[APA_CPU_PANEL_F32];
+    float *o[APA_CPU_PANEL_F32];
+    for (int r = 0; r < n; r++) {
+        q[r] = block->reg[registers[r]].q;
+        o[r] = block->reg[registers[r]].o;
+    }
+    kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s);
+    for (int r = 0; r < n; r++) {
+        apa_cpu_register *reg = &block->reg[registers[r]];
+        float alpha[LANES];
+        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, reg->shift, part[r] ? &span[r] : NULL, &reg->state, alpha))
+            kernels->scale_lanes(reg->o, block->shape->Dvp, alpha);
+    }
+    kernels->pv_f32(n, block->s, block->v, block->shape->Dvp, o);
+    if (block->v_poison != 0)
+        for (int r = 0; r < n; r++)
+            add_poisoned(block, &block->reg[registers[r]], block->s + r * LANES, n, part[r] ? &span[r] : NULL);
+}
+
+void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n)
+{
+    int chosen[APA_CPU_PANEL_F32];
+    apa_cpu_span span[APA_CPU_PANEL_F32];
+    bool part[APA_CPU_PANEL_F32];
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        const apa_cpu_view view = apa_cpu_register_view(&block->reg[registers[i]], tile, &span[count]);
+        if (view != APA_CPU_VIEW_NONE) {
+            part[count] = view == APA_CPU_VIEW_PART;
+            chosen[count++] = registers[i];
+        }
+        if (count == APA_CPU_PANEL_F32 || (i == n - 1 && count > 0)) {
+            panel(block, chosen, count, span, part);
+            count = 0;
+        }
+    }
+}
+
+void apa_cpu_node_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_cpu_node *node)
+{
+    node->o = apa_cpu_take(arena, shape->block_registers * shape->Dvp * LANES, sizeof(float));
+    node->state = apa_cpu_take(arena, shape->block_registers, sizeof(apa_cpu_state));
+}
+
+void apa_cpu_node_save(const apa_cpu_block *block, const apa_cpu_node *node)
+{
+    const int64_t size = block->shape->Dvp * LANES;
+    for (int r = 0; r < block->n; r++) {
+        memcpy(node->o + r * size, block->reg[r].o, sizeof(float) * (size_t)size);
+        node->state[r] = block->reg[r].state;
+    }
+}
+
+static void load_node(apa_cpu_block *block, const apa_cpu_node *node)
+{
+    const int64_t size = block->shape->Dvp * LANES;
+    for (int r = 0; r < block->n; r++) {
+        memcpy(block->reg[r].o, node->o + r * size, sizeof(float) * (size_t)size);
+        block->reg[r].state = node->state[r];
+    }
+}
+
+static float weight(float frame, float most)
+{
+    return frame == most ? 1.0f : exp2f(frame - most); /* -inf against -inf: both empty */
+}
+
+void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node)
+{
+    const int64_t Dvp = block->shape->Dvp;
+    for (int r = 0; r < block->n; r++) {
+        apa_cpu_register *reg = &block->reg[r];
+        const apa_cpu_state *left = &node->state[r];
+        const float *from = node->o + r * Dvp * LANES;
+        float a[LANES], b[LANES];
+        for (int i = 0; i < LANES; i++) {
+            const float most = left->frame[i] > reg->state.frame[i] ? left->frame[i] : reg->state.frame[i];
+            a[i] = weight(left->frame[i], most);
+            b[i] = weight(reg->state.frame[i], most);
+            reg->state.frame[i] = most;
+            reg->state.sum[i] = left->sum[i] * a[i] + reg->state.sum[i] * b[i];
+        }
+        for (int64_t c = 0; c < Dvp; c++)
+            for (int i = 0; i < LANES; i++)
+                reg->o[c * LANES + i] = from[c * LANES + i] * a[i] + reg->o[c * LANES + i] * b[i];
+    }
+}
+
+/* Number `count` (from 0) of a sequence of states joins the binary counter: full levels are merged upwards. */
+static void counter_push(apa_cpu_block *block, const apa_cpu_node *level, int64_t count)
+{
+    int i = 0;
+    for (; (count >> i & 1) != 0; i++)
+        apa_cpu_node_merge(block, &level[i]);
+    apa_cpu_node_save(block, &level[i]);
+}
+
+/* Merges what `count` pushes have left, low levels first, into the block. */
+static void counter_finish(apa_cpu_block *block, const apa_cpu_node *level, int64_t count)
+{
+    bool first = true;
+    for (int i = 0; count >> i != 0; i++) {
+        if ((count >> i & 1) == 0)
+            continue;
+        if (first)
+            load_node(block, &level[i]);
+        else
+            apa_cpu_node_merge(block, &level[i]);
+        first = false;
+    }
+    if (first)
+        apa_cpu_block_clear(block);
+}
+
+static void segment(apa_cpu_block *block, int64_t first, int64_t end)
+{
+    int all[APA_CPU_BLOCK_REGISTERS];
+    for (int r = 0; r < block->n; r++)
+        all[r] = r;
+    apa_cpu_block_clear(block);
+    for (int64_t tile = first; tile < end; tile++) {
+        apa_cpu_exact_load(block, tile);
+        apa_cpu_exact_tile(block, tile, all, block->n);
+    }
+}
+
+void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node *level)
+{
+    const int64_t tiles = block->shape->chunk_segments * APA_CPU_SEGMENT_TILES;
+    const int64_t start = chunk * tiles, stop = start + tiles < block->shape->tiles ? start + tiles : block->shape->tiles;
+    int64_t first, end, count = 0;
+    apa_cpu_block_tiles(block, &first, &end);
+    end = end < stop ? end : stop;
+    for (int64_t at = start; at < end; at += APA_CPU_SEGMENT_TILES, count++) {
+        const int64_t last = at + APA_CPU_SEGMENT_TILES < end ? at + APA_CPU_SEGMENT_TILES : end;
+        segment(block, at > first ? at : first, last);
+        counter_push(block, level, count);
+    }
+    counter_finish(block, level, count);
+}
+
+void apa_cpu_exact_merge_chunks(apa_cpu_block *block, const apa_cpu_node *chunk, int64_t count, const apa_cpu_node *level)
+{
+    for (int64_t i = 0; i < count; i++) {
+        load_node(block, &chunk[i]);
+        counter_push(block, level, i);
+    }
+    counter_finish(block, level, count);
+}

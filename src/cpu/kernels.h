@@ -1,0 +1,149 @@
+/* Kernel table of the CPU engine: what a kernel gets, what it must do, who has it.
+ *
+ * Rows live in the lanes. A *register* is 16 packed rows side by side; Q, scores, probabilities and outputs are laid out
+ * [..][lane] with 16 lanes, so maxima, sums and verdicts are vertical and K and V are read as broadcasts, never transposed.
+ * A *panel* is 1 … APA_CPU_PANEL_F32 (APA_CPU_PANEL_I8) registers that one kernel call handles side by side; panels may mix
+ * any registers, hence the arrays of pointers.
+ *
+ * Layouts (floats unless said otherwise; TILE = 64 keys, LANES = 16 rows; Dp = D rounded up to 8, Dvp likewise):
+ *   q[r]     [Dp][LANES]                     query register r, f32
+ *   k        [TILE][Dp]                      key tile, f32, zero padded
+ *   v        [Dvp/8][TILE][8]                value tile, f32, zero padded
+ *   s        [TILE][n][LANES]                scores of a panel of n registers
+ *   o[r]     [Dvp][LANES]                    unnormalised output of register r
+ *   q8[r]    [Dp/4][LANES][4] uint8          query codes + 128
+ *   k8       [TILE][Dp] int8                 key codes
+ *   k8_bias  [TILE] int32                    -128·Σ codes of a key: takes the offset of q8 back
+ *   v8       [TILE/4][Dvp][4] int8           value codes
+ *   p8[r]    [TILE/4][LANES][4] uint8        probabilities, 255 = the row's maximum in the tile
+ *
+ * All pointers are 64-byte aligned except where a kernel says otherwise. Kernels are pure: no allocation, no globals; two
+ * threads may run them at once on different outputs. Every ISA level must give the bits of the scalar level for the integer
+ * kernels and for quantisation; float kernels agree within the bound in tests/test_cpu_kernels.c. */
+#ifndef APA_CPU_KERNELS_H
+#define APA_CPU_KERNELS_H
+
+#include "core/context_internal.h"
+#include "apa/tensor.h"
+
+#include <stdbool.h>
+
+#define APA_CPU_LANES 16
+#define APA_CPU_TILE 64
+#define APA_CPU_PANEL_F32 3
+#define APA_CPU_PANEL_I8 4
+
+/* The adaptive walk of one register: everything a verdict needs, in the lanes. Log2 units. */
+typedef struct apa_cpu_walk {
+    float frame[APA_CPU_LANES];     /* what cold sums, λ and o are taken against; -inf until a key was seen */
+    float lambda[APA_CPU_LANES];    /* λ: sum over all tiles seen so far, hot ones included */
+    float cold[APA_CPU_LANES];      /* sum over the cold tiles */
+    float q_scale[APA_CPU_LANES];   /* query scale · |softmax scale| · log2 e, so score·q_scale is in log2 units */
+    float error[APA_CPU_LANES];     /* bound of a score's error per unit of the tile's largest key scale */
+    float skipped[APA_CPU_LANES];   /* upper bound of what the skipped tiles would add to λ */
+    float skipped_v[APA_CPU_LANES]; /* the same weighted by each tile's largest |v|: what they would add to o */
+    uint16_t real;                  /* lanes that are rows; the others never vote */
+} apa_cpu_walk;
+
+/* A tile may be skipped while the bounds of all skipped tiles stay under this part of λ. Half a unit in the last place of an
+ * FP32 sum is at least 2^-25 of it; one more factor of two is left for the quantisation of λ itself. */
+#define APA_CPU_SKIP_LIMIT 0x1p-26f
+
+/* What judge() found. */
+enum { APA_CPU_JUDGED_CANDIDATE = 1, APA_CPU_JUDGED_MOVED = 2 };
+
+/* Visible keys of each lane inside a tile: lo[i] <= key < hi[i]. */
+typedef struct apa_cpu_span {
+    int32_t lo[APA_CPU_LANES], hi[APA_CPU_LANES];
+} apa_cpu_span;
+
+/* Online-softmax state of one register, log2 units. frame is -inf until a lane has seen a key. */
+typedef struct apa_cpu_state {
+    float frame[APA_CPU_LANES], sum[APA_CPU_LANES];
+} apa_cpu_state;
+
+typedef struct apa_cpu_kernels {
+    const char *name; /* for people: "avx512vnni" */
+
+    /* Widens n elements of a row to f32. src need only be aligned to its element. Returns true when all are finite. */
+    bool (*widen)(apa_dtype dtype, const void *src, int64_t n, float *dst);
+
+    /* One value row (n elements) into row `key` of v ([Dvp/8][TILE][8]); elements n … Dvp-1 become 0. Returns as widen. */
+    bool (*widen_v)(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v);
+
+    /* s[key][r][lane] = Σ_d q[r][d][lane]·k[key][d], one fused multiply-add chain over rising d. 1 <= n <= PANEL_F32. */
+    void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s);
+
+    /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL: all
+     * keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK (or when
+     * it has seen no key yet), turns scores into p = 2^(s·c - shift - frame), 0 for masked keys, in place, and adds their
+     * sum to the state. c may not be negative. shift[lane] is in log2 units. alpha[lane] = 2^(old frame - new frame),
+     * 1 where it did not move. Returns true when any alpha is not 1 (o must be scaled before P·V is added). */
+    bool (*softmax_f32)(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
+                        float *alpha);
+
+    /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one add. */
+    void (*pv_f32)(int n, const float *p, const float *v, int64_t Dvp, float *const *o);
+
+    /* x[i][lane] *= alpha[lane] for i < rows. */
+    void (*scale_lanes)(float *x, int64_t rows, const float *alpha);
+
+    /* INT8. dot products of a panel of n registers with a tile, times the key's scale:
+     * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]. 1 <= n <= PANEL_I8. */
+    void (*scores_i8)(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
+                      int64_t Dp, float *s);
+
+    /* Row maxima of one register of a panel over the visible keys; -inf where a lane sees none. */
+    void (*max_i8)(const float *s, int n, const apa_cpu_span *span, float *maximum);
+
+    /* p8 = round(255·2^((s - maximum)·q_scale)) for visible keys, 0 for the others; sum[lane] = Σ p8 as an integer. */
+    void (*softmax_i8)(const float *s, int n, const apa_cpu_span *span, const float *maximum, const float *q_scale,
+                       uint8_t *p8, int32_t *sum);
+
+    /* top[lane] = maximum·q_scale in log2 units (-inf where maximum is). Returns true when skipping the tile keeps every real
+     * lane's bounds under APA_CPU_SKIP_LIMIT, and then has added them to skipped and skipped_v. */
+    bool (*look)(apa_cpu_walk *walk, const float *maximum, float k_scale_max, float v_max, float *top);
+
+    /* Adds the tile's mass (sum·2^top/255) to λ, moving the frame first where top exceeds it by more than
+     * APA_CPU_FRAME_SLACK: frame, λ, cold, skipped and skipped_v move, and o must be multiplied by alpha when MOVED is set.
+     * CANDIDATE: the mass exceeds eps·λ in some real lane. p_scale[lane] = 2^(top - frame)/255. */
+    int (*judge)(apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *alpha, float *p_scale);
+
+    /* The second look: does the tile's mass exceed eps·λ in some real lane, with λ as it is now? p_scale as judge(). */
+    bool (*judge_again)(const apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *p_scale);
+
+    /* o[r][c][lane] += (float)(Σ_key p8·v8)·v_scale[c]·p_scale[r][lane]; p_scale is already in the frame of o. */
+    void (*pv_i8)(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale, const float *const *p_scale,
+                  int64_t Dvp, float *const *o);
+
+    /* sum[i] += value[i] for i < n, in double. */
+    void (*accumulate)(double *sum, const float *value, int64_t n);
+
+    /* Values of a tile, v [TILE][Dvp] row-major f32: per channel the scale and codes of apa_int8_quantise() over the TILE
+     * keys, codes in the layout of v8. Returns the largest |v|. */
+    float (*quantise_v)(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);
+
+    /* Symmetric INT8 of n values exactly as apa_int8_quantise(). */
+    float (*quantise_row)(const float *value, int64_t n, int8_t *code);
+
+    /* Rounds n values to a tensor's dtype (f16, bf16, f32). dst need only be aligned to its element. */
+    void (*narrow)(apa_dtype dtype, const float *value, int64_t n, void *dst);
+
+    /* In place Walsh-Hadamard transform of consecutive blocks of `block` (a power of two) values, times 1/sqrt(block). */
+    void (*hadamard)(float *value, int64_t n, int64_t block);
+} apa_cpu_kernels;
+
+/* A lane's frame may lag its scores by this many log2 units: sums stay far under FP32's range (2^8 a key), and o is
+ * rescaled only when a maximum leaps. Depends on the lane's own scores alone, so a row's bits don't depend on its
+ * neighbours. */
+#define APA_CPU_FRAME_SLACK 8.0f
+
+/* The table of a level; levels without kernels of their own fall to the next lower one. */
+const apa_cpu_kernels *apa_cpu_kernels_for(apa_isa isa);
+
+extern const apa_cpu_kernels apa_cpu_kernels_scalar;
+#ifdef APA_HAVE_AVX512
+extern const apa_cpu_kernels apa_cpu_kernels_avx512;
+#endif
+
+#endif
