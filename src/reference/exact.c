@@ -1,0 +1,137 @@
+/* Exact tiles, and the end of a row.
+ *
+ * Online softmax (Milakov and Gimelshein, arXiv 1805.02867) over tiles in rising order. One row's state is (m, l, o):
+ *     s_j = scale·q·k_j - shift          shift = scale·q·k̄, so that exact and cold scores share one frame; 0 if
+ * unsmoothed m'  = max(m, max s_j)      p_j = e^(s_j - m') l'  = l·e^(m-m') + Σ p_j   o' = o·e^(m-m') + Σ p_j v_j Only
+ * keys that the row sees are touched, so nothing of an invisible key can reach it. -inf scores have p = 0 (never -inf -
+ * -inf); NaN scores make p, l and o NaN, as they should. */
+#include "reference/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES 8 /* sums side by side, each in its own order: the compiler vectorises without reassociating */
+
+/* dot[j] = Σ_d q[d]·kt[d][j] for 64 keys, d rising. */
+void apa_reference_dots(const double *q, const double *kt, int64_t D, double *dot)
+{
+    for (int j = 0; j < APA_REFERENCE_TILE; j += LANES) {
+        double sum[LANES] = {0};
+        for (int64_t d = 0; d < D; ++d)
+            for (int u = 0; u < LANES; ++u)
+                sum[u] += q[d] * kt[d * APA_REFERENCE_TILE + j + u];
+        memcpy(dot + j, sum, sizeof sum);
+    }
+}
+
+/* o[c] += Σ_j p[j]·v[j][c] for j in lo … hi-1, rising. */
+void apa_reference_weighted_sum(const double *p, const double *v, int64_t Dv, int64_t lo, int64_t hi, double *o)
+{
+    int64_t c = 0;
+    for (; c + LANES <= Dv; c += LANES) {
+        double sum[LANES];
+        memcpy(sum, o + c, sizeof sum);
+        for (int64_t j = lo; j < hi; ++j)
+            for (int u = 0; u < LANES; ++u)
+                sum[u] += p[j] * v[j * Dv + c + u];
+        memcpy(o + c, sum, sizeof sum);
+    }
+    for (; c < Dv; ++c)
+        for (int64_t j = lo; j < hi; ++j)
+            o[c] += p[j] * v[j * Dv + c];
+}
+
+/* The tile's K transposed and its V, from the inputs. Places beyond the sequence are zeroed: dots runs over them. */
+static void load_tile(apa_reference_block *block, int64_t t)
+{
+    const apa_call *call = block->call;
+    const int64_t base = t * APA_REFERENCE_TILE;
+    const int64_t n = call->Skv - base < APA_REFERENCE_TILE ? call->Skv - base : APA_REFERENCE_TILE;
+    double key[APA_REFERENCE_DIM_MAX];
+    if (n < APA_REFERENCE_TILE)
+        memset(block->kt, 0, sizeof(double) * (size_t)(APA_REFERENCE_TILE * call->D));
+    for (int64_t j = 0; j < n; ++j) {
+        apa_reference_load(&call->k, block->head->b, block->head->h, base + j, call->recipe.exact_format, key);
+        for (int64_t d = 0; d < call->D; ++d)
+            block->kt[d * APA_REFERENCE_TILE + j] = key[d];
+        apa_reference_load(&call->v, block->head->b, block->head->h, base + j, call->recipe.exact_format,
+                           block->v + j * call->Dv);
+    }
+}
+
+static void exact_row(apa_reference_block *block, int64_t r, int64_t t)
+{
+    const apa_call *call = block->call;
+    apa_reference_row *row = &block->row[r];
+    double *o = block->hot + r * call->Dv;
+    double s[APA_REFERENCE_TILE];
+    int64_t lo, hi;
+    apa_reference_span(row, t, &lo, &hi);
+    apa_reference_dots(block->q + r * call->D, block->kt, call->D, s);
+
+    double m = row->hot_max;
+    for (int64_t j = lo; j < hi; ++j) {
+        s[j] = call->scale * s[j] - row->shift;
+        m = s[j] > m ? s[j] : m;
+    }
+    if (m > row->hot_max) {
+        const double move = exp(row->hot_max - m); /* 0 from the empty state */
+        row->hot_sum *= move;
+        for (int64_t c = 0; c < call->Dv; ++c)
+            o[c] *= move;
+        row->hot_max = m;
+    }
+    for (int64_t j = lo; j < hi; ++j) {
+        s[j] = s[j] == -INFINITY ? 0.0 : exp(s[j] - m);
+        row->hot_sum += s[j];
+    }
+    apa_reference_weighted_sum(s, block->v, call->Dv, lo, hi, o);
+}
+
+void apa_reference_exact_tile(apa_reference_block *block, int64_t t)
+{
+    load_tile(block, t);
+    for (int64_t r = 0; r < block->rows; ++r)
+        if (apa_reference_sees(&block->row[r], t))
+            exact_row(block, r, t);
+}
+
+/* Merges the two states of a row as (o/l, lse) pairs (apa/state.h) and writes it:
+ *     out = (w_c·(o_c/l_c + v̄) + w_h·o_h/l_h) / (w_c + w_h),   w = e^(lse - max lse),   lse = max + ln(w_c + w_h) +
+ * shift. The weights come from the masses and not from the frames: a cold frame is an estimate, and far from it all
+ * mass of the cold state may have rounded to 0. A state without mass has o = 0, or NaN where a NaN in V was seen: o is
+ * added as it is. */
+static void finish_row(const apa_reference_block *block, int64_t r)
+{
+    const apa_call *call = block->call;
+    const apa_reference_row *row = &block->row[r];
+    const double tau = call->recipe.cold_format == APA_COLD_FORMAT_NVFP4 ? call->recipe.lazy_tau : 0.0;
+    const double *cold = block->cold, *hot = block->hot + r * call->Dv;
+    const bool has_cold = row->cold_sum > 0, has_hot = row->hot_sum != 0;
+    const double cold_lse = has_cold ? (row->cold_frame + tau) * APA_REFERENCE_LN2 + log(row->cold_sum) : -INFINITY;
+    const double hot_lse = has_hot ? row->hot_max + log(row->hot_sum) : -INFINITY;
+    const double top = cold_lse > hot_lse ? cold_lse : hot_lse; /* NaN if hot_lse is */
+    const double w_cold = has_cold ? exp(cold_lse - top) : 0.0, w_hot = has_hot ? exp(hot_lse - top) : 0.0;
+    double out[APA_REFERENCE_DIM_MAX] = {0};
+
+    for (int64_t c = 0; c < call->Dv; ++c) {
+        out[c] = has_hot ? hot[c] / row->hot_sum : hot[c];
+        if (has_cold)
+            out[c] = (w_cold * (cold[r * call->Dv + c] / row->cold_sum + (double)block->head->v_mean[c]) +
+                      (has_hot ? w_hot * out[c] : out[c])) /
+                     (w_cold + w_hot);
+    }
+    apa_reference_store(&call->out, block->head->b, row->hq, row->position, out);
+    if (call->lse.dtype != APA_DTYPE_NONE) {
+        const bool none = !has_cold && !has_hot;
+        const double lse = none ? -INFINITY : has_cold ? top + log(w_cold + w_hot) + row->shift : hot_lse + row->shift;
+        apa_reference_store(&call->lse, block->head->b, row->hq, row->position, &lse);
+    }
+}
+
+void apa_reference_finish(const apa_reference_block *block)
+{
+    for (int64_t r = 0; r < block->rows; ++r)
+        if (block->row[r].real)
+            finish_row(block, r);
+}

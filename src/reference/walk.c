@@ -1,0 +1,226 @@
+/* The walk of one group over its tiles: order, the running sum λ, verdicts, and the second look.
+ *
+ * A visited tile gives every row that sees it ℓ_t, the sum of its quantised probabilities. It is a candidate for the
+ * exact pass if ℓ_t > ε·(λ + ℓ_t) in some real row that sees it, λ being the row's sum over the tiles seen before (and
+ * Jensen's bound of those still to come: by convexity Σ_j 2^(s_j) >= n·2^(mean s) with mean s = q·k̄_t). With the second
+ * look λ is complete before the verdict falls: candidates with ℓ_t <= ε·λ_final in every such row join the cold state
+ * after the walk, in walk order, their probabilities rounded anew in the frame that the state has by then.
+ *
+ * λ is kept as sum·2^frame with its own frame, the highest one met, so that no score however large overflows it. Tiles
+ * that are hot without being judged (non-finite values) are not scored and add nothing to λ: λ is then too small, which
+ * can only make more tiles hot. */
+#include "reference/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- masses ---- */
+
+static void mass_add(apa_reference_mass *mass, double frame, double sum)
+{
+    if (!(sum > 0))
+        return;
+    if (frame > mass->frame) {
+        mass->sum = mass->sum * exp2(mass->frame - frame) + sum;
+        mass->frame = frame;
+    } else {
+        mass->sum += sum * exp2(frame - mass->frame);
+    }
+}
+
+static double mass_log2(apa_reference_mass mass)
+{
+    return mass.frame + log2(mass.sum); /* (-inf, 0) → -inf */
+}
+
+/* ---- order ---- */
+
+static int64_t visits_of(const apa_reference_block *block)
+{
+    return block->tile_end - block->tile_first;
+}
+
+static int64_t visit_tile(const apa_reference_block *block, int64_t k)
+{
+    switch (block->call->recipe.order) {
+    case APA_ORDER_FORWARD:
+        return block->tile_first + k;
+    case APA_ORDER_REVERSE:
+        return block->tile_end - 1 - k;
+    default: /* the sink tile first where the group sees it, then backwards */
+        if (block->tile_first > 0)
+            return block->tile_end - 1 - k;
+        return k == 0 ? 0 : block->tile_end - k;
+    }
+}
+
+static int64_t rows_seeing(const apa_reference_block *block, int64_t t)
+{
+    int64_t n = 0;
+    for (int64_t r = 0; r < block->rows; ++r)
+        n += apa_reference_sees(&block->row[r], t);
+    return n;
+}
+
+/* ---- Jensen's start of λ ---- */
+
+/* log2 of the bound of tile t in a row; -inf where there is none (partly visible, or not judged). */
+static double jensen_bound(const apa_reference_block *block, int64_t r, int64_t t)
+{
+    const apa_call *call = block->call;
+    const int64_t left = call->Skv - t * APA_REFERENCE_TILE;
+    const int64_t keys = left < APA_REFERENCE_TILE ? left : APA_REFERENCE_TILE;
+    const double *mean = block->head->k_sum + t * call->D, *q = block->q_prepared + r * call->D;
+    int64_t lo, hi;
+    apa_reference_span(&block->row[r], t, &lo, &hi);
+    if (!block->row[r].real || lo > 0 || hi < keys || block->head->forced[t])
+        return -INFINITY;
+    double dot = 0;
+    for (int64_t d = 0; d < call->D; ++d)
+        dot += q[d] * mean[d];
+    return log2((double)keys) + call->scale * APA_REFERENCE_LOG2E * dot;
+}
+
+/* rest[r][k] = log2 of the bounds of all visits after visit k, summed from the end: no bound is ever subtracted. */
+static void sum_bounds(apa_reference_block *block)
+{
+    const int64_t visits = visits_of(block), tiles = apa_call_tiles(block->call);
+    for (int64_t r = 0; r < block->rows; ++r) {
+        apa_reference_mass after = {-INFINITY, 0};
+        for (int64_t k = visits - 1; k >= 0; --k) {
+            block->rest[r * tiles + k] = mass_log2(after);
+            const double bound = jensen_bound(block, r, visit_tile(block, k));
+            mass_add(&after, bound, bound == -INFINITY ? 0.0 : 1.0);
+        }
+    }
+}
+
+/* ---- verdicts ---- */
+
+/* Largest error of an INT8 score of the row, log2 units: half a step of one factor against the largest other, twice. */
+static bool beyond_int8(const apa_reference_block *block, const apa_reference_row *row)
+{
+    const apa_call *call = block->call;
+    const double error = 127.0 * (double)call->D * row->q_scale[0] * block->head->k_scale_max;
+    return call->recipe.cold_format == APA_COLD_FORMAT_INT8 && call->recipe.force == APA_FORCE_NONE &&
+           call->recipe.eps < 1 && error * fabs(call->scale) * APA_REFERENCE_LOG2E > APA_REFERENCE_SCORE_ERROR_MAX;
+}
+
+/* Is the group hot whatever λ says: forced or ε < 0, a query that is not finite or beyond what INT8 can judge, or few tiles
+ * (early rows)? */
+static bool hot_throughout(const apa_reference_block *block)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    bool early = recipe->force == APA_FORCE_NONE && recipe->eps < 1 && recipe->early_tiles > 0;
+    bool finite = true;
+    if (apa_reference_all_hot(recipe))
+        return true;
+    for (int64_t r = 0; r < block->rows; ++r) {
+        const apa_reference_row *row = &block->row[r];
+        if (!row->real || row->first >= row->end)
+            continue;
+        const int64_t seen = (row->end - 1) / APA_REFERENCE_TILE - row->first / APA_REFERENCE_TILE + 1;
+        early = early && seen <= recipe->early_tiles;
+        finite = finite && row->finite && !beyond_int8(block, row);
+    }
+    return early || !finite;
+}
+
+/* After cold_scores: is the tile of visit k a candidate? Then λ takes it in. */
+static bool judge(apa_reference_block *block, int64_t k, int64_t t)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    const bool may = recipe->force == APA_FORCE_NONE && recipe->eps < 1;
+    const int64_t tiles = apa_call_tiles(block->call);
+    bool candidate = false;
+    for (int64_t r = 0; r < block->rows; ++r) {
+        apa_reference_row *row = &block->row[r];
+        if (!apa_reference_sees(row, t))
+            continue;
+        mass_add(&row->lambda, row->p_frame, row->p_sum);
+        apa_reference_mass all = row->lambda;
+        if (recipe->lambda_bound == APA_LAMBDA_BOUND_JENSEN && block->rest[r * tiles + k] != -INFINITY)
+            mass_add(&all, block->rest[r * tiles + k], 1.0);
+        const double own = row->p_sum * exp2(row->p_frame - all.frame);
+        candidate = candidate || (may && row->p_sum > 0 && own > recipe->eps * all.sum);
+        block->mass[r * tiles + k] = row->p_sum > 0 ? row->p_frame + log2(row->p_sum) : -INFINITY;
+    }
+    return candidate;
+}
+
+/* A hot tile may lift the cold frame, but only to δ under its own (NVFP4; INT8's P needs no frame). */
+static void lift_frames(apa_reference_block *block)
+{
+    if (block->call->recipe.cold_format != APA_COLD_FORMAT_NVFP4)
+        return;
+    for (int64_t r = 0; r < block->rows; ++r)
+        if (block->row[r].next != -INFINITY)
+            apa_reference_cold_move(block, r, block->row[r].next - block->call->recipe.frame_drop);
+}
+
+static void second_look(apa_reference_block *block)
+{
+    const int64_t tiles = apa_call_tiles(block->call);
+    for (int64_t k = 0; k < visits_of(block); ++k) {
+        const int64_t t = visit_tile(block, k);
+        bool hot = block->head->forced[t];
+        if (block->verdict[t] != APA_VERDICT_HOT)
+            continue;
+        for (int64_t r = 0; r < block->rows && !hot; ++r)
+            hot = apa_reference_sees(&block->row[r], t) &&
+                  exp2(block->mass[r * tiles + k] - mass_log2(block->row[r].lambda)) > block->call->recipe.eps;
+        if (hot)
+            continue;
+        block->verdict[t] = APA_VERDICT_COLD;
+        apa_reference_cold_scores(block, t);
+        apa_reference_cold_add(block, t);
+    }
+}
+
+static void visit(apa_reference_block *block, int64_t k)
+{
+    const int64_t t = visit_tile(block, k);
+    block->verdict[t] = APA_VERDICT_HOT;
+    if (block->head->forced[t])
+        return;
+    apa_reference_cold_scores(block, t);
+    if (judge(block, k, t)) {
+        lift_frames(block);
+    } else {
+        block->verdict[t] = APA_VERDICT_COLD;
+        apa_reference_cold_add(block, t);
+    }
+}
+
+static void count(apa_reference_block *block)
+{
+    for (int64_t t = block->tile_first; t < block->tile_end; ++t) {
+        const int64_t n = rows_seeing(block, t);
+        block->visible += n;
+        block->hot_count += block->verdict[t] == APA_VERDICT_HOT ? n : 0;
+        block->cold_count += block->verdict[t] == APA_VERDICT_COLD ? n : 0;
+    }
+}
+
+void apa_reference_walk(apa_reference_block *block)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    const int64_t visits = visits_of(block);
+    const bool throughout = hot_throughout(block);
+    memset(block->verdict, APA_VERDICT_INVISIBLE, (size_t)apa_call_tiles(block->call));
+    if (!throughout && recipe->lambda_bound == APA_LAMBDA_BOUND_JENSEN)
+        sum_bounds(block);
+    for (int64_t k = 0; k < visits; ++k) {
+        const int64_t t = visit_tile(block, k), n = rows_seeing(block, t);
+        if (n == 0)
+            continue;
+        if (throughout)
+            block->verdict[t] = APA_VERDICT_HOT;
+        else
+            visit(block, k);
+        block->candidates += block->verdict[t] == APA_VERDICT_HOT ? n : 0;
+    }
+    if (!throughout && recipe->second_look == APA_TOGGLE_ON)
+        second_look(block);
+    count(block);
+}
