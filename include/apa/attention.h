@@ -51,7 +51,8 @@ typedef struct apa_attention_options {
     size_t size; /* sizeof(apa_attention_options), set by apa_attention_options_init() */
     /* "auto" (NULL too), "reference", "cpu". auto is the fastest engine that supports the problem. */
     const char *engine;
-    /* Scratch memory, 64-byte aligned, at least apa_plan.workspace_bytes; NULL = the library allocates for the call. */
+    /* Scratch memory, 64-byte aligned, at least apa_plan.workspace_bytes; NULL = the context's own, which grows to the largest call and
+     * is kept until the context is destroyed. */
     void *workspace;
     size_t workspace_bytes;
     /* When not NULL: receives the verdict of every row and tile, contiguous [B][Hq][Sq][tiles], tiles = ceil(Skv/tile). */

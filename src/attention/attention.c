@@ -77,7 +77,7 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
         return status;
 
     const size_t bytes = engine->workspace_bytes(context, &call);
-    void *workspace = NULL, *allocated = NULL;
+    void *workspace = NULL;
     if (options != NULL && options->workspace != NULL) {
         if (options->workspace_bytes < bytes || (uintptr_t)options->workspace % 64 != 0)
             return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
@@ -85,7 +85,7 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
                             (size_t)((uintptr_t)options->workspace % 64), bytes);
         workspace = options->workspace;
     } else if (bytes > 0) {
-        workspace = allocated = apa_aligned_allocate(1, bytes);
+        workspace = apa_context_workspace(context, bytes);
         if (workspace == NULL)
             return apa_fail(context, APA_STATUS_OUT_OF_MEMORY, "workspace: %zu bytes could not be had", bytes);
     }
@@ -97,7 +97,6 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     local.recipe = call.recipe;
     local.workspace_bytes = bytes;
     status = engine->run(context, &call, workspace, &local);
-    apa_aligned_free(allocated);
     if (status != APA_STATUS_OK)
         return status;
     if (local.visible > 0) {

@@ -17,6 +17,8 @@ struct apa_context {
     void *pool;
     int32_t threads;
     apa_isa isa;
+    void *workspace; /* kept from call to call; grows */
+    size_t workspace_bytes;
     char message[512];
 };
 
@@ -96,6 +98,7 @@ void apa_context_destroy(apa_context *context)
         return;
     if (context->own_pool != NULL)
         pthreadpool_destroy(context->own_pool);
+    apa_aligned_free(context->workspace);
     free(context);
 }
 
@@ -126,6 +129,16 @@ apa_status apa_fail(apa_context *context, apa_status status, const char *format,
     vsnprintf(context->message, sizeof context->message, format, arguments);
     va_end(arguments);
     return status;
+}
+
+void *apa_context_workspace(apa_context *context, size_t bytes)
+{
+    if (bytes <= context->workspace_bytes)
+        return context->workspace;
+    apa_aligned_free(context->workspace);
+    context->workspace = apa_aligned_allocate(1, bytes);
+    context->workspace_bytes = context->workspace == NULL ? 0 : bytes;
+    return context->workspace;
 }
 
 void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument, size_t count)

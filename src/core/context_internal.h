@@ -21,6 +21,10 @@ apa_status apa_fail(apa_context *context, apa_status status, const char *format,
 /* task(argument, i) for i in 0 … count-1 on the context's threads; returns when all are done. */
 void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument, size_t count);
 
+/* Scratch memory of the context, 64-byte aligned, at least `bytes`; kept until the context goes. NULL when there is none to be
+ * had. Valid until the next call of this function. */
+void *apa_context_workspace(apa_context *context, size_t bytes);
+
 /* 64-byte aligned memory; NULL on failure or overflow of count·bytes. Free with apa_aligned_free(). */
 void *apa_aligned_allocate(size_t count, size_t bytes);
 void apa_aligned_free(void *memory);

@@ -87,15 +87,30 @@ static void load_register(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int 
     }
 }
 
-/* Registers that need no verdict: forced, a query with a NaN or Inf, or too few tiles in sight (every row of the group). */
-static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg)
+/* INT8 scores are within about |q||k|/127 of the truth at worst. Where that can exceed this many log2 units (logits in the
+ * thousands), estimates say nothing about mass. */
+#define SCORE_ERROR_MAX 32.0
+
+static bool beyond_int8(const apa_cpu_block *block, const apa_cpu_register *reg, const apa_cpu_walk *walk, float k_scale_max)
+{
+    for (int i = 0; i < LANES; i++)
+        if ((reg->real >> i & 1) != 0 && reg->row[i].first < reg->row[i].end &&
+            127.0 * (double)block->call->D * walk->q_scale[i] * k_scale_max > SCORE_ERROR_MAX)
+            return true;
+    return false;
+}
+
+/* Registers that need no verdict: forced, a query with a NaN or Inf or beyond what INT8 can judge, or too few tiles in sight
+ * (every row of the group). */
+static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, const apa_cpu_walk *walk, float k_scale_max)
 {
     const apa_recipe *recipe = &block->call->recipe;
     if (recipe->force == APA_FORCE_HIGH || !reg->finite)
         return true;
-    if (recipe->force != APA_FORCE_LOW && recipe->eps < 0.0)
+    if (recipe->force == APA_FORCE_NONE &&
+        (recipe->eps < 0.0 || (recipe->eps < 1.0 && beyond_int8(block, reg, walk, k_scale_max))))
         return true;
-    if (recipe->early_tiles <= 0)
+    if (recipe->early_tiles <= 0 || recipe->force == APA_FORCE_LOW || recipe->eps >= 1.0)
         return false;
     for (int i = 0; i < LANES; i++) {
         const apa_cpu_row *row = &reg->row[i];
@@ -222,6 +237,7 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
         if (view != APA_CPU_VIEW_NONE) {
             if (prepared->poisoned[index] || (adaptive->all_hot >> r & 1) != 0) {
                 adaptive->hot[tile] |= (uint16_t)(1u << r);
+                adaptive->candidate_pairs += popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
             } else {
                 at.part[at.n] = view == APA_CPU_VIEW_PART;
                 at.span[at.n] = span;
@@ -352,6 +368,16 @@ static void count(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int64_
         }
 }
 
+/* The cold state goes on as the block's state. A lane with no cold mass is empty: its frame came from estimates of hot tiles,
+ * and where logits are large those can lie far above the exact scores. */
+static void take_cold_state(apa_cpu_register *reg, const apa_cpu_walk *walk)
+{
+    for (int i = 0; i < LANES; i++) {
+        reg->state.sum[i] = walk->cold[i];
+        reg->state.frame[i] = walk->cold[i] > 0.0f ? walk->frame[i] : -INFINITY;
+    }
+}
+
 void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
 {
     const int64_t head = block->b * block->call->Hkv + block->kv_head, base = head * block->shape->tiles;
@@ -364,9 +390,12 @@ void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, cons
     adaptive->slots_used = 0;
     adaptive->all_hot = 0;
     apa_cpu_block_clear(block);
+    float k_scale_max = 0.0f;
+    for (int64_t tile = 0; tile < block->shape->tiles; tile++)
+        k_scale_max = fmaxf(k_scale_max, prepared->k_scale_max[base + tile]);
     for (int r = 0; r < block->n; r++) {
         load_register(block, adaptive, r, prepared->k_mean + head * block->shape->Dp);
-        if (is_all_hot(block, &block->reg[r]))
+        if (is_all_hot(block, &block->reg[r], &adaptive->walk[r], k_scale_max))
             adaptive->all_hot |= (uint16_t)(1u << r);
     }
     for (int64_t i = 0; i < end - first; i++) {
@@ -374,10 +403,8 @@ void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, cons
         walk_tile(block, adaptive, prepared, tile, base + tile);
     }
     look_again(block, adaptive, prepared, first, end, base);
-    for (int r = 0; r < block->n; r++) {
-        memcpy(block->reg[r].state.frame, adaptive->walk[r].frame, sizeof adaptive->walk[r].frame);
-        memcpy(block->reg[r].state.sum, adaptive->walk[r].cold, sizeof adaptive->walk[r].cold);
-    }
+    for (int r = 0; r < block->n; r++)
+        take_cold_state(&block->reg[r], &adaptive->walk[r]);
     exact_pass(block, adaptive, first, end);
     for (int r = 0; r < block->n; r++)
         if (!skipping_held(block, &block->reg[r], &adaptive->walk[r]))

@@ -156,6 +156,10 @@ void apa_cpu_block_tiles(const apa_cpu_block *block, int64_t *first, int64_t *en
 uint16_t apa_cpu_register_seeing(const apa_cpu_register *reg, int64_t tile)
 {
     uint16_t lanes = 0;
+    if (reg->every_first <= tile * TILE && (tile + 1) * TILE <= reg->every_end)
+        return reg->real;
+    if ((tile + 1) * TILE <= reg->any_first || tile * TILE >= reg->any_end)
+        return 0;
     for (int i = 0; i < LANES; i++) {
         const apa_cpu_row *row = &reg->row[i];
         if (row->first < row->end && row->first < (tile + 1) * TILE && row->end > tile * TILE)

@@ -123,6 +123,12 @@ typedef struct apa_cpu_kernels {
      * keys, codes in the layout of v8. Returns the largest |v|. */
     float (*quantise_v)(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);
 
+    /* One key: widened from its tensor, minus mean, rotated in blocks of `block` (1: not), quantised as apa_int8_quantise(),
+     * all in f32 in this order. *sum = Σ codes. Codes D … Dp-1 are not touched. Returns false, with nothing to be relied on,
+     * when the key or its centred or rotated form is not finite. src need only be aligned to its element. */
+    bool (*quantise_k)(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
+                       float *scale, int32_t *sum);
+
     /* Symmetric INT8 of n values exactly as apa_int8_quantise(). */
     float (*quantise_row)(const float *value, int64_t n, int8_t *code);
 

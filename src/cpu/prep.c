@@ -85,31 +85,17 @@ static bool quantise_k_tile(const prep_task *task, int64_t head, int64_t tile, i
     int8_t *codes = prepared->k8 + index * APA_CPU_TILE * Dp;
     int32_t *bias = prepared->k_bias + index * APA_CPU_TILE;
     float *scale = prepared->k_scale + index * APA_CPU_TILE;
-    float row[LARGEST_DIM], largest = 0.0f;
+    float largest = 0.0f;
     bool finite = true;
-    memset(codes, 0, (size_t)(APA_CPU_TILE * Dp));
+    if (keys < APA_CPU_TILE || Dp != call->D)
+        memset(codes, 0, (size_t)(APA_CPU_TILE * Dp));
     for (int64_t key = 0; key < APA_CPU_TILE; key++) {
-        bias[key] = 0;
-        scale[key] = 0.0f;
-        if (key >= keys)
-            continue;
-        if (!task->kernels->widen(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key), call->D, row)) {
-            finite = false;
-            continue;
-        }
-        for (int64_t d = 0; d < call->D; d++)
-            row[d] -= mean[d];
-        if (task->shape->hadamard_block > 1)
-            task->kernels->hadamard(row, call->D, task->shape->hadamard_block);
-        /* Centring and rotating can overflow where the input itself is near the end of f32 (or bf16). */
-        if (call->k.dtype != APA_DTYPE_F16 && !task->kernels->widen(APA_DTYPE_F32, row, call->D, row)) {
-            finite = false;
-            continue;
-        }
-        scale[key] = task->kernels->quantise_row(row, call->D, codes + key * Dp);
         int32_t sum = 0;
-        for (int64_t d = 0; d < Dp; d++)
-            sum += codes[key * Dp + d];
+        scale[key] = 0.0f;
+        if (key < keys && !task->kernels->quantise_k(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key),
+                                                     call->D, mean, task->shape->hadamard_block, codes + key * Dp,
+                                                     &scale[key], &sum))
+            finite = false;
         bias[key] = -128 * sum;
         largest = scale[key] > largest ? scale[key] : largest;
     }
@@ -128,7 +114,8 @@ static bool quantise_v_tile(const prep_task *task, int64_t head, int64_t tile, i
     float most = 0.0f;
     for (int64_t c = 0; c < Dvp; c += 64) {
         const int64_t width = Dvp - c < 64 ? Dvp - c : 64, real = call->Dv - c < width ? call->Dv - c : width;
-        memset(values, 0, sizeof values);
+        if (keys < APA_CPU_TILE || real < width)
+            memset(values, 0, sizeof values);
         for (int64_t key = 0; key < keys; key++) {
             const char *source = row_at(&call->v, head, tile * APA_CPU_TILE + key) + c * (int64_t)apa_dtype_bytes(call->v.dtype);
             if (!task->kernels->widen(call->v.dtype, source, real, values + key * width)) {

@@ -24,6 +24,8 @@ bool apa_judge_again_avx512(const apa_cpu_walk *walk, const float *top, const in
 void apa_accumulate_avx512(double *sum, const float *value, int64_t n);
 float apa_quantise_v_avx512(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);
 void apa_narrow_avx512(apa_dtype dtype, const float *value, int64_t n, void *dst);
+bool apa_quantise_k_avx512(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
+                           float *scale, int32_t *sum);
 float apa_quantise_row_avx512(const float *value, int64_t n, int8_t *code);
 void apa_hadamard_avx512(float *value, int64_t n, int64_t block);
 

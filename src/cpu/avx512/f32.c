@@ -114,7 +114,8 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
     _mm512_storeu_ps(state->frame, frame);
     _mm512_storeu_ps(alpha, factor);
 
-    const __m512 base = _mm512_add_ps(offset, frame);
+    /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
+    const __m512 base = _mm512_maskz_add_ps(_mm512_cmp_ps_mask(frame, lowest, _CMP_NEQ_UQ), offset, frame);
     __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int j = 0; j < TILE; j++) {
         float *at = s + j * n * LANES;

@@ -82,10 +82,9 @@ void apa_max_i8_avx512(const float *s, int n, const apa_cpu_span *span, float *m
     _mm512_storeu_ps(maximum, _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
 }
 
-/* round(255·2^x), x <= 0 */
+/* round(255·2^x), x <= 0 and finite (whatever it is in lanes that see nothing is masked afterwards) */
 APA_INLINE __m512i probability(__m512 x)
 {
-    x = _mm512_max_ps(_mm512_set1_ps(APA_EXP2_LOWEST), x);
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 r = _mm512_sub_ps(x, n);
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(255.0f * APA_EXP2_3_C3), r, _mm512_set1_ps(255.0f * APA_EXP2_3_C2));

@@ -181,16 +181,22 @@ APA_INLINE __m512 butterflies_within(__m512 x)
     return butterfly(x, _mm512_shuffle_f32x4(x, x, 0x4E), 0xFF00);
 }
 
+/* 1/sqrt(block), made of exact halves and at most one rounded 1/sqrt(2). */
+APA_INLINE float hadamard_scale(int64_t block)
+{
+    float root = 1.0f;
+    for (; block > 1; block /= 4)
+        root *= block == 2 ? 0.70710678118654752f : 0.5f;
+    return root;
+}
+
 void apa_hadamard_avx512(float *value, int64_t n, int64_t block)
 {
     if (block < 16) {
         apa_cpu_kernels_scalar.hadamard(value, n, block);
         return;
     }
-    float root = 1.0f;
-    for (int64_t b = block; b > 1; b /= 4)
-        root *= b == 2 ? 0.70710678118654752f : 0.5f;
-    const __m512 scale = _mm512_set1_ps(root);
+    const __m512 scale = _mm512_set1_ps(hadamard_scale(block));
     for (int64_t start = 0; start < n; start += block) {
         float *x = value + start;
         for (int64_t i = 0; i < block; i += 16)
@@ -205,4 +211,90 @@ void apa_hadamard_avx512(float *value, int64_t n, int64_t block)
         for (int64_t i = 0; i < block; i += 16)
             _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), scale));
     }
+}
+
+/* A key of 16·n values with the rotation over all of them (or none): nothing leaves the registers but the codes. */
+APA_INLINE bool quantise_k_whole(int n, apa_dtype dtype, const char *src, const float *mean, bool rotate, int8_t *code,
+                                 float *scale, int32_t *sum)
+{
+    __m512 x[16], most = _mm512_setzero_ps();
+    for (int i = 0; i < n; i++) {
+        x[i] = _mm512_sub_ps(load16(dtype, src, i * 16, 0xffff), _mm512_loadu_ps(mean + i * 16));
+        if (rotate)
+            x[i] = butterflies_within(x[i]);
+    }
+    for (int h = 1; rotate && h < n; h *= 2)
+        for (int i = 0; i < n; i += 2 * h)
+            for (int j = i; j < i + h; j++) {
+                const __m512 a = x[j], b = x[j + h];
+                x[j] = _mm512_add_ps(a, b);
+                x[j + h] = _mm512_sub_ps(a, b);
+            }
+    __mmask16 bad = 0;
+    const __m512 root = _mm512_set1_ps(hadamard_scale(16 * n));
+    for (int i = 0; i < n; i++) {
+        if (rotate)
+            x[i] = _mm512_mul_ps(x[i], root);
+        /* A NaN or Inf of the input is one here too: differences, sums and products keep it. */
+        bad |= not_finite(x[i]);
+        most = _mm512_max_ps(most, _mm512_abs_ps(x[i]));
+    }
+    if (bad != 0)
+        return false;
+    const float amax = _mm512_reduce_max_ps(most);
+    const bool usable = amax >= APA_INT8_AMAX_MIN;
+    const __m512 inverse = _mm512_set1_ps(usable ? 127.0f / amax : 0.0f);
+    const __m512i limit = _mm512_set1_epi32(127), lowest = _mm512_set1_epi32(-127);
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < n; i++) {
+        __m512i c = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
+        c = _mm512_max_epi32(_mm512_min_epi32(c, limit), lowest);
+        total = _mm512_add_epi32(total, c);
+        _mm_storeu_si128((__m128i *)(code + i * 16), _mm512_cvtepi32_epi8(c));
+    }
+    *scale = usable ? amax / 127.0f : 0.0f;
+    *sum = _mm512_reduce_add_epi32(total);
+    return true;
+}
+
+APA_INLINE bool quantise_k_typed(apa_dtype dtype, const char *src, int64_t D, const float *mean, bool rotate, int8_t *code,
+                                 float *scale, int32_t *sum)
+{
+    if (D == 64)
+        return quantise_k_whole(4, dtype, src, mean, rotate, code, scale, sum);
+    if (D == 128)
+        return quantise_k_whole(8, dtype, src, mean, rotate, code, scale, sum);
+    return quantise_k_whole(16, dtype, src, mean, rotate, code, scale, sum);
+}
+
+/* Any D and block, through memory. */
+static bool quantise_k_any(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
+                           float *scale, int32_t *sum)
+{
+    float row[1024];
+    if (!apa_widen_avx512(dtype, src, D, row))
+        return false;
+    for (int64_t d = 0; d < D; d++)
+        row[d] -= mean[d];
+    if (block > 1)
+        apa_hadamard_avx512(row, D, block);
+    if (!apa_widen_avx512(APA_DTYPE_F32, row, D, row))
+        return false;
+    *scale = apa_quantise_row_avx512(row, D, code);
+    *sum = 0;
+    for (int64_t d = 0; d < D; d++)
+        *sum += code[d];
+    return true;
+}
+
+bool apa_quantise_k_avx512(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
+                           float *scale, int32_t *sum)
+{
+    if ((D != 64 && D != 128 && D != 256) || (block != 1 && block != D))
+        return quantise_k_any(dtype, src, D, mean, block, code, scale, sum);
+    if (dtype == APA_DTYPE_F16)
+        return quantise_k_typed(APA_DTYPE_F16, src, D, mean, block > 1, code, scale, sum);
+    if (dtype == APA_DTYPE_BF16)
+        return quantise_k_typed(APA_DTYPE_BF16, src, D, mean, block > 1, code, scale, sum);
+    return quantise_k_typed(APA_DTYPE_F32, src, D, mean, block > 1, code, scale, sum);
 }

@@ -18,6 +18,7 @@ const apa_cpu_kernels apa_cpu_kernels_avx512 = {
     .pv_i8 = apa_pv_i8_avx512vnni,
     .accumulate = apa_accumulate_avx512,
     .quantise_v = apa_quantise_v_avx512,
+    .quantise_k = apa_quantise_k_avx512,
     .quantise_row = apa_quantise_row_avx512,
     .narrow = apa_narrow_avx512,
     .hadamard = apa_hadamard_avx512,

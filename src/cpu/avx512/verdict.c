@@ -11,7 +11,14 @@ bool apa_look_avx512(apa_cpu_walk *walk, const float *maximum, float k_scale_max
     const __m512 x = _mm512_mask_mul_ps(lowest, seen, most, _mm512_loadu_ps(walk->q_scale));
     _mm512_storeu_ps(top, x);
     const __m512 highest = _mm512_fmadd_ps(_mm512_loadu_ps(walk->error), _mm512_set1_ps(k_scale_max), x);
-    const __m512 power = apa_avx512_exp2(_mm512_sub_ps(highest, _mm512_loadu_ps(walk->frame)));
+    const __m512 over = _mm512_sub_ps(highest, _mm512_loadu_ps(walk->frame));
+    /* Most tiles are far from negligible; their exponents alone say so: 64·2^over > 2^-26·λ once
+     * over + 6 >= floor(log2 λ) + 1 - 26. */
+    const __m512 margin = _mm512_sub_ps(over, _mm512_getexp_ps(_mm512_loadu_ps(walk->lambda)));
+    const __mmask16 plain = _mm512_cmp_ps_mask(margin, _mm512_set1_ps(-31.0f), _CMP_GE_OQ);
+    if ((walk->real & plain & seen) != 0)
+        return false;
+    const __m512 power = apa_avx512_exp2(over);
     const __m512 bound = _mm512_maskz_mul_ps(seen, power, _mm512_set1_ps((float)TILE));
     const __m512 skipped = _mm512_add_ps(_mm512_loadu_ps(walk->skipped), bound);
     const __m512 limit = _mm512_mul_ps(_mm512_loadu_ps(walk->lambda), _mm512_set1_ps(APA_CPU_SKIP_LIMIT));

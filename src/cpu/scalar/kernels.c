@@ -8,6 +8,7 @@
 
 #define LANES APA_CPU_LANES
 #define TILE APA_CPU_TILE
+#define LARGEST_DIM 1024
 
 static float element(apa_dtype dtype, const void *src, int64_t i)
 {
@@ -101,7 +102,8 @@ static bool softmax_f32_scalar(float *s, int n, float c, const float *shift, con
             state->frame[i] = top;
             moved = moved || alpha[i] != 1.0f;
         }
-        const float base = shift[i] + state->frame[i];
+        /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
+        const float base = state->frame[i] == -INFINITY ? 0.0f : shift[i] + state->frame[i];
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int key = 0; key < TILE; key++) {
             float *at = &s[key * n * LANES + i];
@@ -317,6 +319,26 @@ static void hadamard_scalar(float *value, int64_t n, int64_t block)
     }
 }
 
+static bool quantise_k_scalar(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
+                              float *scale, int32_t *sum)
+{
+    float row[LARGEST_DIM];
+    if (!widen_scalar(dtype, src, D, row))
+        return false;
+    for (int64_t d = 0; d < D; d++)
+        row[d] -= mean[d];
+    if (block > 1)
+        hadamard_scalar(row, D, block);
+    for (int64_t d = 0; d < D; d++)
+        if (!isfinite(row[d]))
+            return false;
+    *scale = quantise_row_scalar(row, D, code);
+    *sum = 0;
+    for (int64_t d = 0; d < D; d++)
+        *sum += code[d];
+    return true;
+}
+
 const apa_cpu_kernels apa_cpu_kernels_scalar = {
     .name = "scalar",
     .widen = widen_scalar,
@@ -334,6 +356,7 @@ const apa_cpu_kernels apa_cpu_kernels_scalar = {
     .pv_i8 = pv_i8_scalar,
     .accumulate = accumulate_scalar,
     .quantise_v = quantise_v_scalar,
+    .quantise_k = quantise_k_scalar,
     .quantise_row = quantise_row_scalar,
     .narrow = narrow_scalar,
     .hadamard = hadamard_scalar,

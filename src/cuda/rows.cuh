@@ -1,0 +1,124 @@
+/* Which row is which, what it sees, and where a thread block's work lies. */
+#ifndef APA_CUDA_ROWS_CUH
+#define APA_CUDA_ROWS_CUH
+
+#include "cuda/job.h"
+
+struct Row {
+    int position, head; /* head: of all query heads */
+    bool real;          /* not padding */
+    int first, end;     /* visible keys */
+};
+
+/* A unit of one KV head. */
+struct Unit {
+    int64_t index; /* of all units */
+    int64_t local; /* in the (batch) buffers */
+    int head;      /* b·Hkv + KV head */
+    int number;    /* within the KV head */
+    int split;
+};
+
+__device__ __forceinline__ int clamp_key(int64_t key, int Skv)
+{
+    return static_cast<int>(key < 0 ? 0 : key > Skv ? Skv : key);
+}
+
+__device__ __forceinline__ Row row_of(const apa_cuda_job &job, const Unit &unit, int r)
+{
+    Row row;
+    const int at = unit.number * APA_CUDA_UNIT + r;
+    int in_group;
+    if (job.packing_rows) {
+        row.position = at / job.G;
+        in_group = at % job.G;
+    } else {
+        row.position = at % job.Sq16;
+        in_group = at / job.Sq16;
+    }
+    row.real = at < job.rows && row.position < job.Sq;
+    row.head = unit.head % job.Hkv * job.G + (row.real ? in_group : 0);
+    row.first = 0;
+    row.end = 0;
+    if (row.real) {
+        row.end = clamp_key(row.position + job.end_offset, job.Skv);
+        const int first = clamp_key(row.position + job.first_offset, job.Skv);
+        row.first = first < row.end ? first : row.end;
+    }
+    return row;
+}
+
+/* Piece of work `item` of unit_count·splits. Whole inputs: the units of a KV head run side by side, so that they find its
+ * tiles in the cache. Causal ones (longest_first): the longest rows first, so that the short ones fill the gaps at the end. */
+__device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, int splits)
+{
+    Unit unit;
+    const int blocks = job.Sq16 / APA_CUDA_UNIT; /* longest_first only where this is exact */
+    if (job.longest_first) {
+        const int64_t heads = static_cast<int64_t>(job.B) * job.Hkv;
+        unit.split = static_cast<int>(item % splits);
+        const int64_t rest = item / splits;
+        unit.head = static_cast<int>(rest % heads);
+        const int v = static_cast<int>(rest / heads);
+        unit.number = v % job.G * blocks + (blocks - 1 - v / job.G);
+        unit.index = static_cast<int64_t>(unit.head) * job.units + unit.number;
+        unit.local = unit.index - job.unit_first;
+        return unit;
+    }
+    /* [head][split][unit of the head]: the batch may begin and end inside a head, so heads are walked by their share. */
+    int64_t at = job.unit_first, left = item;
+    for (;;) {
+        const int64_t head_end = (at / job.units + 1) * job.units, batch_end = job.unit_first + job.unit_count;
+        const int64_t n = (head_end < batch_end ? head_end : batch_end) - at;
+        if (left < n * splits) {
+            unit.split = static_cast<int>(left / n);
+            unit.index = at + left % n;
+            break;
+        }
+        left -= n * splits;
+        at += n;
+    }
+    unit.head = static_cast<int>(unit.index / job.units);
+    unit.number = static_cast<int>(unit.index % job.units);
+    unit.local = unit.index - job.unit_first;
+    return unit;
+}
+
+template <typename T> __device__ __forceinline__ const T *row_pointer(const apa_cuda_tensor &x, int b, int h, int64_t s)
+{
+    return static_cast<const T *>(x.data) + b * x.stride[0] + h * x.stride[1] + s * x.stride[2];
+}
+
+/* Tiles that some row of the unit sees, cut to the unit's split. All threads of the block call it. */
+struct TileRange {
+    int first, end;
+};
+
+__device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, const Unit &unit, int splits)
+{
+    __shared__ int range[2];
+    if (threadIdx.x == 0) {
+        range[0] = job.tiles;
+        range[1] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x < APA_CUDA_UNIT) {
+        const Row row = row_of(job, unit, static_cast<int>(threadIdx.x));
+        if (row.first < row.end) {
+            atomicMin(&range[0], row.first / APA_CUDA_TILE);
+            atomicMax(&range[1], (row.end - 1) / APA_CUDA_TILE + 1);
+        }
+    }
+    __syncthreads();
+    TileRange tiles = {range[0], range[1]};
+    if (splits > 1) {
+        const int part = (job.tiles + splits - 1) / splits;
+        tiles.first = max(tiles.first, unit.split * part);
+        tiles.end = min(tiles.end, (unit.split + 1) * part);
+    }
+    if (tiles.end < tiles.first)
+        tiles.end = tiles.first;
+    return tiles;
+}
+
+#endif
