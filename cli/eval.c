@@ -1,0 +1,247 @@
+/* apa eval: what a method does to the output, over every pair; one method in detail, or several in one table. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_METHODS 32
+
+typedef struct eval_state {
+    const cli_options *options;
+    cli_inputs inputs;
+    apa_context *context;
+    apa_array truth, truth_lse;
+    apa_evaluation_options evaluation_options;
+    int count;
+    char names[MAX_METHODS][24];
+    apa_recipe recipe[MAX_METHODS];
+    apa_evaluation result[MAX_METHODS];
+} eval_state;
+
+/* "exact,apa,cold" or the one --method. */
+static int choose_methods(eval_state *state)
+{
+    const char *list = state->options->compare;
+    if (list == NULL)
+        list = state->options->method != NULL ? state->options->method : "apa";
+    else if (state->options->method != NULL)
+        return cli_complain(CLI_MISUSE, "--compare: found --method beside it, expected one of the two");
+    for (;;) {
+        const size_t n = state->options->compare != NULL ? strcspn(list, ",") : strlen(list);
+        if (state->count == MAX_METHODS)
+            return cli_complain(CLI_MISUSE, "--compare: more than %d methods", MAX_METHODS);
+        if (n == 0 || n >= sizeof state->names[0])
+            return cli_complain(CLI_MISUSE, "%s: \"%s\", expected names of presets",
+                                state->options->compare != NULL ? "--compare" : "--method", list);
+        char *name = state->names[state->count];
+        memcpy(name, list, n);
+        name[n] = '\0';
+        int code = cli_recipe(state->options, name, &state->recipe[state->count]);
+        if (code != CLI_DONE)
+            return code;
+        state->count++;
+        if (list[n] == '\0')
+            return CLI_DONE;
+        list += n + 1;
+    }
+}
+
+/* Every method must be able to run before the truth is computed. The reference engine takes its time, so it runs once.
+ */
+static int plan_all(eval_state *state)
+{
+    apa_problem problem = state->inputs.problem;
+    const apa_dtype dtype = problem.q.dtype == APA_DTYPE_F64 ? APA_DTYPE_F64 : APA_DTYPE_F32;
+    const int64_t *q = problem.q.shape;
+    problem.out = apa_tensor_hnd(NULL, dtype, q[0], q[1], q[2], problem.v.shape[3]);
+    problem.lse = apa_tensor_hnd(NULL, dtype, q[0], q[1], q[2], 1);
+    apa_attention_options options;
+    apa_attention_options_init(&options);
+    options.engine = state->options->engine;
+    bool slow = false;
+    for (int i = 0; i < state->count; i++) {
+        apa_plan plan;
+        apa_plan_init(&plan);
+        apa_status status = apa_attention_plan(state->context, &problem, &state->recipe[i], &options, &plan);
+        if (status != APA_STATUS_OK)
+            return cli_complain_context(state->options, state->context, status);
+        slow = slow || strcmp(plan.engine, "reference") == 0;
+    }
+    apa_evaluation_options *e = &state->evaluation_options;
+    apa_evaluation_options_init(e);
+    e->engine = state->options->engine;
+    e->repeats = (int32_t)(state->options->repeats != 0 ? state->options->repeats : slow ? 1 : 3);
+    e->progress = cli_progress;
+    return CLI_DONE;
+}
+
+static int find_truth(eval_state *state)
+{
+    apa_evaluation_options *e = &state->evaluation_options;
+    int code =
+        cli_output_make(&state->inputs, APA_ARRAY_F64, state->inputs.problem.v.shape[3], &state->truth, &e->truth);
+    if (code == CLI_DONE)
+        code = cli_output_make(&state->inputs, APA_ARRAY_F64, 0, &state->truth_lse, &e->truth_lse);
+    if (code != CLI_DONE)
+        return code;
+    apa_status status =
+        apa_truth_compute(state->context, &state->inputs.problem, &e->truth, &e->truth_lse, cli_progress, NULL);
+    return status == APA_STATUS_OK ? CLI_DONE : cli_complain_context(state->options, state->context, status);
+}
+
+static int evaluate_all(eval_state *state)
+{
+    for (int i = 0; i < state->count; i++) {
+        apa_status status = apa_evaluate(state->context, &state->inputs.problem, &state->recipe[i],
+                                         &state->evaluation_options, &state->result[i]);
+        if (status != APA_STATUS_OK)
+            return cli_complain_context(state->options, state->context, status);
+    }
+    return CLI_DONE;
+}
+
+/* ------------------------------------------------------------------------------- JSON */
+
+static json_t *place_json(const int64_t place[3])
+{
+    return json_pack("[I,I,I]", (json_int_t)place[0], (json_int_t)place[1], (json_int_t)place[2]);
+}
+
+static json_t *result_json(const eval_state *state, int i)
+{
+    const apa_evaluation *r = &state->result[i];
+    const apa_error *e = &r->error;
+    const apa_statistics *s = &r->statistics;
+    const double candidates = s->visible > 0 ? (double)s->candidates / (double)s->visible : 0;
+    json_t *object = json_pack("{s:s,s:s,s:s}", "method", state->names[i], "engine", s->engine, "kernel", s->kernel);
+    const struct {
+        const char *key;
+        int64_t value;
+    } counts[] = {{"pairs", e->pairs},
+                  {"lt_0_99", e->lt_0_99},
+                  {"lt_0_9", e->lt_0_9},
+                  {"lt_0", e->lt_0},
+                  {"non_finite", e->non_finite},
+                  {"repeats", state->evaluation_options.repeats},
+                  {"threads", apa_context_threads(state->context)},
+                  {"workspace_bytes", (int64_t)s->workspace_bytes}};
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"pooled_cos", e->pooled_cos},
+                   {"mean_cos", e->mean_cos},
+                   {"min_cos", e->min_cos},
+                   {"rel_l2", e->rel_l2},
+                   {"rel_l2_max", e->rel_l2_max},
+                   {"max_abs", e->max_abs},
+                   {"mean_abs", e->mean_abs},
+                   {"norm_ratio_min", e->norm_ratio_min},
+                   {"norm_ratio_max", e->norm_ratio_max},
+                   {"lse_max_abs", e->lse_max_abs},
+                   {"hot_share", s->hot_share},
+                   {"skip_share", s->skip_share},
+                   {"candidates_share", candidates},
+                   {"prep_ms", r->prep_ms},
+                   {"attention_ms", r->attention_ms},
+                   {"exact_ms", r->exact_ms},
+                   {"speedup", r->speedup}};
+    for (size_t j = 0; j < sizeof counts / sizeof counts[0]; j++)
+        json_object_set_new(object, counts[j].key, json_integer((json_int_t)counts[j].value));
+    for (size_t j = 0; j < sizeof numbers / sizeof numbers[0]; j++)
+        json_object_set_new(object, numbers[j].key, cli_json_number(numbers[j].value));
+    json_object_set_new(object, "min_cos_pair", place_json(e->min_cos_pair));
+    json_object_set_new(object, "rel_l2_max_pair", place_json(e->rel_l2_max_pair));
+    json_object_set_new(object, "isa", json_string(apa_context_isa(state->context)));
+    json_object_set_new(object, "shape", cli_json_problem_shape(&state->inputs.problem));
+    json_object_set_new(object, "dtype", json_string(apa_dtype_name(state->inputs.problem.q.dtype)));
+    json_object_set_new(object, "recipe", cli_json_recipe(&s->recipe));
+    return object;
+}
+
+static json_t *to_json(const eval_state *state)
+{
+    if (state->options->compare == NULL)
+        return result_json(state, 0);
+    json_t *array = json_array();
+    for (int i = 0; i < state->count; i++)
+        json_array_append_new(array, result_json(state, i));
+    return array;
+}
+
+/* ------------------------------------------------------------------------------- text */
+
+static void print_one(const eval_state *state)
+{
+    const apa_evaluation *r = &state->result[0];
+    const apa_error *e = &r->error;
+    const apa_statistics *s = &r->statistics;
+    printf("method %s, engine %s (%s), %d threads, %" PRId64 " pairs against exact attention in double\n\n",
+           state->names[0], s->engine, s->kernel, (int)apa_context_threads(state->context), e->pairs);
+    printf("cosine           pooled %.9f   mean %.9f   min %.9f\n", e->pooled_cos, e->mean_cos, e->min_cos);
+    printf("  worst pair     batch %" PRId64 ", head %" PRId64 ", row %" PRId64 "\n", e->min_cos_pair[0],
+           e->min_cos_pair[1], e->min_cos_pair[2]);
+    printf("  pairs below    0.99: %" PRId64 "   0.9: %" PRId64 "   0: %" PRId64 "   not finite: %" PRId64 "\n",
+           e->lt_0_99, e->lt_0_9, e->lt_0, e->non_finite);
+    printf("relative L2      all %.3e   worst pair %.3e (batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ")\n",
+           e->rel_l2, e->rel_l2_max, e->rel_l2_max_pair[0], e->rel_l2_max_pair[1], e->rel_l2_max_pair[2]);
+    printf("absolute         max %.3e   mean %.3e   LSE max %.3e\n", e->max_abs, e->mean_abs, e->lse_max_abs);
+    printf("norm ratio       %.6f ... %.6f\n", e->norm_ratio_min, e->norm_ratio_max);
+    printf("tiles            hot %.2f %%   skipped %.2f %%   (candidates %.2f %%)\n", 100 * s->hot_share,
+           100 * s->skip_share, s->visible > 0 ? 100.0 * (double)s->candidates / (double)s->visible : 0);
+    printf("time             prep %.3f ms   attention %.3f ms   exact %.3f ms   ratio %.2fx (medians of %d)\n",
+           r->prep_ms, r->attention_ms, r->exact_ms, r->speedup, (int)state->evaluation_options.repeats);
+}
+
+static void print_table(const eval_state *state)
+{
+    const apa_problem *p = &state->inputs.problem;
+    printf("B %" PRId64 ", Hq %" PRId64 ", Hkv %" PRId64 ", Sq %" PRId64 ", Skv %" PRId64 ", D %" PRId64
+           ", %s; %" PRId64 " pairs against exact attention in double; engine %s, %d threads\n\n",
+           p->q.shape[0], p->q.shape[1], p->k.shape[1], p->q.shape[2], p->k.shape[2], p->q.shape[3],
+           apa_dtype_name(p->q.dtype), state->result[0].error.pairs, state->result[0].statistics.engine,
+           (int)apa_context_threads(state->context));
+    printf("%-10s %11s %11s %11s %10s %10s %7s %7s %9s %12s %9s  %s\n", "method", "pooled cos", "mean cos", "min cos",
+           "rel L2", "worst L2", "hot %", "skip %", "prep ms", "attention ms", "vs exact", "kernel");
+    for (int i = 0; i < state->count; i++) {
+        const apa_evaluation *r = &state->result[i];
+        printf("%-10s %11.8f %11.8f %11.8f %10.3e %10.3e %7.2f %7.2f %9.2f %12.2f %8.2fx  %s\n", state->names[i],
+               r->error.pooled_cos, r->error.mean_cos, r->error.min_cos, r->error.rel_l2, r->error.rel_l2_max,
+               100 * r->statistics.hot_share, 100 * r->statistics.skip_share, r->prep_ms, r->attention_ms, r->speedup,
+               r->statistics.kernel);
+    }
+}
+
+int cli_eval(const cli_options *options)
+{
+    eval_state *state = calloc(1, sizeof *state);
+    if (state == NULL)
+        return cli_complain(CLI_FAILED, "no memory");
+    state->options = options;
+    int code = choose_methods(state);
+    if (code == CLI_DONE)
+        code = cli_path_check(options, "--json", options->json);
+    if (code == CLI_DONE)
+        code = cli_context_create(options, &state->context);
+    if (code == CLI_DONE)
+        code = cli_inputs_load(options, &state->inputs);
+    if (code == CLI_DONE)
+        code = plan_all(state);
+    if (code == CLI_DONE)
+        code = find_truth(state);
+    if (code == CLI_DONE)
+        code = evaluate_all(state);
+    apa_output_file files[1];
+    if (code == CLI_DONE)
+        code = cli_finish(options, to_json(state), files, 0);
+    if (code == CLI_DONE && cli_prints(options))
+        options->compare != NULL ? print_table(state) : print_one(state);
+    cli_inputs_free(&state->inputs);
+    apa_array_free(&state->truth);
+    apa_array_free(&state->truth_lse);
+    apa_context_destroy(state->context);
+    free(state);
+    return code;
+}

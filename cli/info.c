@@ -1,0 +1,194 @@
+/* apa info: engines, machine, presets and knobs; what a file holds. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DESCRIPTION_LIMIT ((size_t)16 << 20)
+
+/* What the files hold, as JSON: [{file, arrays: [text, ...]}]; printed too unless JSON has standard output. */
+static int describe_file(const cli_options *options, const char *option, const char *path, json_t *list)
+{
+    char message[512];
+    apa_status status = APA_STATUS_INVALID_ARGUMENT;
+    char *text = NULL;
+    for (size_t size = 65536; status == APA_STATUS_INVALID_ARGUMENT && size <= DESCRIPTION_LIMIT; size *= 16) {
+        free(text);
+        text = malloc(size);
+        if (text == NULL)
+            return cli_complain(CLI_FAILED, "no memory for the description of %s", path);
+        status = apa_file_describe(path, text, size, message, sizeof message);
+    }
+    if (status != APA_STATUS_OK) {
+        free(text);
+        return cli_complain(status == APA_STATUS_OUT_OF_MEMORY ? CLI_FAILED : CLI_MISUSE, "%s: %s", option, message);
+    }
+    json_t *arrays = json_array();
+    if (cli_prints(options))
+        printf("%s\n", path);
+    for (char *line = text; *line != '\0';) {
+        char *end = line + strcspn(line, "\n");
+        const bool more = *end != '\0';
+        *end = '\0';
+        json_array_append_new(arrays, json_string(line));
+        if (cli_prints(options))
+            printf("  %s\n", line);
+        line = more ? end + 1 : end;
+    }
+    json_array_append_new(list, json_pack("{s:s,s:o}", "file", path, "arrays", arrays));
+    free(text);
+    return CLI_DONE;
+}
+
+static int describe_files(const cli_options *options)
+{
+    const struct {
+        const char *option, *path;
+    } file[4] = {{"--q", options->q}, {"--k", options->k}, {"--v", options->v}, {"--dump", options->dump}};
+    json_t *list = json_array();
+    int code = CLI_DONE;
+    for (int i = 0; i < 4 && code == CLI_DONE; i++)
+        if (file[i].path != NULL)
+            code = describe_file(options, file[i].option, file[i].path, list);
+    apa_output_file files[1];
+    if (code == CLI_DONE)
+        return cli_finish(options, json_pack("{s:o}", "files", list), files, 0);
+    json_decref(list);
+    return code;
+}
+
+/* What eps becomes for a cold format on an engine; false where the engine has no such format. */
+static bool resolved_eps(apa_context *context, const char *engine, const char *cold_format, char *eps, size_t size,
+                         char kernel[64])
+{
+    apa_recipe recipe;
+    apa_problem problem;
+    apa_attention_options options;
+    apa_plan plan;
+    apa_problem_init(&problem);
+    problem.q = apa_tensor_hnd(NULL, APA_DTYPE_F16, 1, 8, 1024, 128);
+    problem.k = problem.v = apa_tensor_hnd(NULL, APA_DTYPE_F16, 1, 8, 4096, 128);
+    problem.out = apa_tensor_hnd(NULL, APA_DTYPE_F32, 1, 8, 1024, 128);
+    problem.causal = 1;
+    apa_attention_options_init(&options);
+    options.engine = engine;
+    apa_plan_init(&plan);
+    if (apa_recipe_init(&recipe, "apa") != APA_STATUS_OK ||
+        apa_recipe_set(&recipe, "cold_format", cold_format, NULL, 0) != APA_STATUS_OK ||
+        apa_attention_plan(context, &problem, &recipe, &options, &plan) != APA_STATUS_OK)
+        return false;
+    memcpy(kernel, plan.kernel, 64);
+    return apa_recipe_get(&plan.recipe, "eps", eps, size) == APA_STATUS_OK;
+}
+
+static const apa_recipe_knob *find_knob(const char *name)
+{
+    for (size_t i = 0; apa_recipe_knob_at(i) != NULL; i++)
+        if (strcmp(apa_recipe_knob_at(i)->name, name) == 0)
+            return apa_recipe_knob_at(i);
+    return NULL;
+}
+
+/* One engine: a line, and a line for every cold format that it has. */
+static json_t *describe_engine(apa_context *context, const char *engine, bool print)
+{
+    const apa_recipe_knob *knob = find_knob("cold_format");
+    json_t *formats = json_object();
+    if (print)
+        printf("  %s\n", engine);
+    for (const char *at = knob != NULL ? knob->range : ""; *at != '\0';) {
+        char format[32], eps[64], kernel[64];
+        const size_t n = strcspn(at, "|");
+        snprintf(format, sizeof format, "%.*s", (int)n, at);
+        at += at[n] == '|' ? n + 1 : n;
+        if (strcmp(format, "auto") == 0 || !resolved_eps(context, engine, format, eps, sizeof eps, kernel))
+            continue;
+        json_object_set_new(formats, format,
+                            json_pack("{s:o,s:s}", "eps", cli_json_number(strtod(eps, NULL)), "kernel", kernel));
+        if (print)
+            printf("    cold format %-8s default eps %-8s kernel %s\n", format, eps, kernel);
+    }
+    return json_pack("{s:s,s:o}", "name", engine, "cold_formats", formats);
+}
+
+static json_t *describe_presets(bool print)
+{
+    json_t *list = json_array();
+    if (print)
+        printf("presets\n");
+    for (size_t i = 0; apa_recipe_preset_name(i) != NULL; i++) {
+        if (print)
+            printf("  %-10s %s\n", apa_recipe_preset_name(i), apa_recipe_preset_about(i));
+        json_array_append_new(
+            list, json_pack("{s:s,s:s}", "name", apa_recipe_preset_name(i), "about", apa_recipe_preset_about(i)));
+    }
+    return list;
+}
+
+/* Every knob, with its value in the preset "apa" as default. */
+static json_t *describe_knobs(bool print)
+{
+    json_t *list = json_array();
+    apa_recipe recipe;
+    if (apa_recipe_init(&recipe, NULL) != APA_STATUS_OK)
+        return list;
+    if (print)
+        printf("knobs (--set NAME=VALUE)\n");
+    for (size_t i = 0; apa_recipe_knob_at(i) != NULL; i++) {
+        const apa_recipe_knob *knob = apa_recipe_knob_at(i);
+        char value[64] = "";
+        if (apa_recipe_get(&recipe, knob->name, value, sizeof value) != APA_STATUS_OK)
+            value[0] = '\0';
+        if (print)
+            printf("  %-14s %-8s %s, default %s\n                 %s [%s]\n", knob->name, knob->type, knob->range,
+                   value, knob->about, knob->source);
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:s,s:s,s:s,s:s}", "name", knob->name, "type", knob->type, "range",
+                                        knob->range, "default", value, "about", knob->about, "source", knob->source));
+    }
+    return list;
+}
+
+static json_t *describe_machine(const apa_context *context, bool print)
+{
+    char cpu[128];
+    cli_cpu_name(cpu, sizeof cpu);
+    if (print) {
+        printf("apa %s\n", apa_version_string());
+        printf("cpu %s, %" PRId64 " cores online, %d threads in use, instruction set level %s\n", cpu, cli_cpu_cores(),
+               (int)apa_context_threads(context), apa_context_isa(context));
+    }
+    return json_pack("{s:s,s:s,s:I,s:i,s:s}", "version", apa_version_string(), "cpu", cpu, "cores",
+                     (json_int_t)cli_cpu_cores(), "threads", (int)apa_context_threads(context), "isa",
+                     apa_context_isa(context));
+}
+
+int cli_info(const cli_options *options)
+{
+    int code = cli_path_check(options, "--json", options->json);
+    if (code != CLI_DONE)
+        return code;
+    if (options->q != NULL || options->k != NULL || options->v != NULL || options->dump != NULL)
+        return describe_files(options);
+    apa_context *context;
+    code = cli_context_create(options, &context);
+    if (code != CLI_DONE)
+        return code;
+    const bool print = cli_prints(options);
+    json_t *object = describe_machine(context, print), *engines = json_array();
+    if (print)
+        printf("engines\n");
+    for (size_t i = 0; apa_engine_name(i) != NULL; i++)
+        json_array_append_new(engines, describe_engine(context, apa_engine_name(i), print));
+    if (print)
+        printf("  cuda: not in this build\n");
+    json_object_set_new(object, "engines", engines);
+    json_object_set_new(object, "presets", describe_presets(print));
+    json_object_set_new(object, "knobs", describe_knobs(print && options->recipes));
+    apa_output_file files[1];
+    code = cli_finish(options, object, files, 0);
+    apa_context_destroy(context);
+    return code;
+}

@@ -1,0 +1,241 @@
+/* Options: one table, one parser. A row says what an option is called, what it takes, where its value goes, which
+ * subcommands know it, and what help says about it. */
+#include "cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CALLS = CLI_RUN | CLI_EVAL | CLI_BENCH, FILES = CALLS | CLI_INFO, ALL = FILES | CLI_GEN };
+
+typedef enum kind { TEXT, NUMBER, INTEGER, RAISE, LOWER, SETTING, REFUSED } kind;
+
+typedef struct option_row {
+    const char *name, *takes; /* takes NULL: a flag */
+    kind kind;
+    size_t at; /* offset in cli_options */
+    int64_t low, high;
+    int commands;
+    const char *about;
+} option_row;
+
+#define AT(field) offsetof(cli_options, field)
+
+static const option_row rows[] = {
+    {"--q", "FILE", TEXT, AT(q), 0, 0, FILES, "queries: [H,S,D] or [B,H,S,D]"},
+    {"--k", "FILE", TEXT, AT(k), 0, 0, FILES, "keys"},
+    {"--v", "FILE", TEXT, AT(v), 0, 0, FILES, "values"},
+    {"--dump", "FILE", TEXT, AT(dump), 0, 0, FILES, "q, k, v and the query offset from one QKV dump"},
+    {"--layout", "hnd|nhd", TEXT, AT(layout), 0, 0, CALLS,
+     "axes of the arrays: heads first (default), or positions first"},
+    {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_RUN, "output, .npy in q's layout"},
+    {"--out", "DIR", TEXT, AT(out), 0, 0, CLI_GEN, "folder for q.npy, k.npy and v.npy; made if missing"},
+    {"--out-dtype", "f16|f32|f64", TEXT, AT(out_dtype), 0, 0, CLI_RUN, "type of the output; default f32"},
+    {"--lse", "FILE", TEXT, AT(lse), 0, 0, CLI_RUN, "log of the sum of exponentials, .npy [B,H,S]"},
+    {"--method", "NAME", TEXT, AT(method), 0, 0, CALLS, "preset: apa (default), exact, cold; see apa info"},
+    {"--compare", "NAME,NAME...", TEXT, AT(compare), 0, 0, CLI_EVAL, "several presets in one table, one truth"},
+    {"--eps", "X", NUMBER, AT(eps), 0, 0, CALLS,
+     "a tile is hot if a row's share of it exceeds X; default by cold format"},
+    {"--set", "KEY=VALUE", SETTING, 0, 0, 0, CALLS, "one knob of the recipe; repeatable; see apa info --recipes"},
+    {"--engine", "NAME", TEXT, AT(engine), 0, 0, CALLS, "auto (default), reference, cpu, cuda[:warp|:wgmma]"},
+    {"--threads", "N", INTEGER, AT(threads), 0, 4096, CALLS,
+     "threads; default 0, one per core; no result depends on it"},
+    {"--causal", NULL, RAISE, AT(causal), 0, 0, CALLS, "query i sees keys up to i + offset (default)"},
+    {"--no-causal", NULL, LOWER, AT(causal), 0, 0, CALLS, "every query sees every key"},
+    {"--q-offset", "N", INTEGER, AT(q_offset), INT64_MIN + 1, INT64_MAX, CALLS,
+     "position of query 0 among the keys; default Skv - Sq, or the dump's"},
+    {"--scale", "X", NUMBER, AT(scale), 0, 0, CALLS, "factor of the scores; default 1/sqrt(D)"},
+    {"--window", "L[,R]", TEXT, AT(window_text), 0, 0, CALLS, "keys i+offset-L ... i+offset+R only; -1 is no bound"},
+    {"--softcap", "X", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
+    {"--sinks", "FILE", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
+    {"--bias", "FILE", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
+    {"--shape", "B,Hq,Hkv,Sq,Skv,D[,Dv]", TEXT, AT(shape_text), 0, 0, CLI_BENCH | CLI_GEN, "sizes of synthetic inputs"},
+    {"--kind", "KIND", TEXT, AT(kind), 0, 0, CLI_BENCH, "synthetic inputs: randn (default) and the others above"},
+    {"--dtype", "f16|bf16|f32", TEXT, AT(dtype), 0, 0, CLI_BENCH, "type of synthetic inputs; default f16"},
+    {"--dtype", "f16|f32|f64", TEXT, AT(dtype), 0, 0, CLI_GEN, "type of the arrays; default f16"},
+    {"--seed", "N", INTEGER, AT(seed), 0, INT64_MAX, CLI_BENCH | CLI_GEN, "seed of synthetic inputs; default 1"},
+    {"--repeats", "N", INTEGER, AT(repeats), 1, 100000, CLI_EVAL | CLI_BENCH,
+     "timed runs; default 3 (eval; reference engine: 1) or 7 (bench)"},
+    {"--recipes", NULL, RAISE, AT(recipes), 0, 0, CLI_INFO, "all knobs: type, range, default, source"},
+    {"--json", "FILE", TEXT, AT(json), 0, 0, FILES, "the figures as JSON; - is standard output"},
+    {"--help", NULL, RAISE, AT(help), 0, 0, ALL, "this text"},
+};
+#define ROWS (sizeof rows / sizeof rows[0])
+
+void cli_options_print(int command)
+{
+    for (size_t i = 0; i < ROWS; i++) {
+        if (!(rows[i].commands & command))
+            continue;
+        char left[64];
+        snprintf(left, sizeof left, "%s%s%s", rows[i].name, rows[i].takes != NULL ? " " : "",
+                 rows[i].takes != NULL ? rows[i].takes : "");
+        if (strlen(left) > 26)
+            printf("  %s\n  %-26s %s\n", left, "", rows[i].about);
+        else
+            printf("  %-26s %s\n", left, rows[i].about);
+    }
+}
+
+/* The row of "--name" or "--name=value"; NULL if the subcommand has none. */
+static const option_row *find_row(const char *argument, int command)
+{
+    const size_t n = strcspn(argument, "=");
+    for (size_t i = 0; i < ROWS; i++)
+        if ((rows[i].commands & command) && strlen(rows[i].name) == n && memcmp(rows[i].name, argument, n) == 0)
+            return &rows[i];
+    return NULL;
+}
+
+/* All of text is one number. Spaces and hexadecimal forms are no numbers here; inf is, where the library takes it. */
+static bool parse_number(const char *text, double *value)
+{
+    char *end;
+    if (text[0] == '\0' || strpbrk(text, " \t\n\r\v\fxX") != NULL)
+        return false;
+    errno = 0;
+    *value = strtod(text, &end);
+    return *end == '\0' && !isnan(*value) && !(errno == ERANGE && isinf(*value));
+}
+
+static bool parse_integer(const char *text, size_t length, int64_t *value)
+{
+    char copy[32], *end;
+    if (length == 0 || length >= sizeof copy)
+        return false;
+    memcpy(copy, text, length);
+    copy[length] = '\0';
+    if (strspn(copy, "+-0123456789") != length)
+        return false;
+    errno = 0;
+    const long long parsed = strtoll(copy, &end, 10);
+    *value = (int64_t)parsed;
+    return *end == '\0' && end != copy && errno == 0;
+}
+
+/* "1,2,3" → numbers; returns how many, -1 if malformed or more than room. */
+static int parse_list(const char *text, int64_t *to, int room)
+{
+    int count = 0;
+    for (;;) {
+        const size_t n = strcspn(text, ",");
+        if (count == room || !parse_integer(text, n, &to[count]))
+            return -1;
+        count++;
+        if (text[n] == '\0')
+            return count;
+        text += n + 1;
+    }
+}
+
+static int store(cli_options *options, const option_row *row, char *value)
+{
+    void *at = (char *)options + row->at;
+    switch (row->kind) {
+    case TEXT:
+        if (value[0] == '\0')
+            return cli_complain(CLI_MISUSE, "%s: empty, expected %s", row->name, row->takes);
+        *(const char **)at = value;
+        return CLI_DONE;
+    case NUMBER:
+        if (!parse_number(value, at))
+            return cli_complain(CLI_MISUSE, "%s: \"%s\", expected a number", row->name, value);
+        return CLI_DONE;
+    case INTEGER:
+        if (!parse_integer(value, strlen(value), at) || *(int64_t *)at < row->low || *(int64_t *)at > row->high)
+            return cli_complain(CLI_MISUSE, "%s: \"%s\", expected a whole number %" PRId64 " ... %" PRId64, row->name,
+                                value, row->low, row->high);
+        return CLI_DONE;
+    case RAISE:
+    case LOWER:
+        *(int *)at = row->kind == RAISE;
+        return CLI_DONE;
+    case SETTING:
+        if (strchr(value, '=') == NULL || value[0] == '=')
+            return cli_complain(CLI_MISUSE, "--set: \"%s\", expected KEY=VALUE", value);
+        options->sets[options->set_count++] = value;
+        return CLI_DONE;
+    case REFUSED:
+        break;
+    }
+    return cli_complain(CLI_MISUSE, "%s: %s", row->name, row->about);
+}
+
+static int parse_texts(cli_options *options)
+{
+    if (options->layout != NULL && strcmp(options->layout, "hnd") != 0 && strcmp(options->layout, "nhd") != 0)
+        return cli_complain(CLI_MISUSE, "--layout: \"%s\", expected hnd or nhd", options->layout);
+    if (options->window_text != NULL) {
+        const int count = parse_list(options->window_text, options->window, 2);
+        if (count < 1 || options->window[0] < -1 || options->window[1] < -1)
+            return cli_complain(CLI_MISUSE, "--window: \"%s\", expected L or L,R, whole numbers, -1 for no bound",
+                                options->window_text);
+    }
+    if (options->shape_text != NULL) {
+        const int count = parse_list(options->shape_text, options->shape, 7);
+        if (count < 6)
+            return cli_complain(CLI_MISUSE, "--shape: \"%s\", expected B,Hq,Hkv,Sq,Skv,D or B,Hq,Hkv,Sq,Skv,D,Dv",
+                                options->shape_text);
+        if (count == 6)
+            options->shape[6] = options->shape[5];
+        for (int i = 0; i < 7; i++)
+            if (options->shape[i] < 1)
+                return cli_complain(CLI_MISUSE, "--shape: \"%s\", expected sizes of at least 1", options->shape_text);
+        if (options->shape[1] % options->shape[2] != 0)
+            return cli_complain(CLI_MISUSE, "--shape: Hq is %" PRId64 ", expected a multiple of Hkv, %" PRId64,
+                                options->shape[1], options->shape[2]);
+    }
+    return CLI_DONE;
+}
+
+static int parse_arguments(cli_options *options, int command, int argc, char **argv)
+{
+    int code = CLI_DONE;
+    for (int i = 0; i < argc && code == CLI_DONE; i++) {
+        if (argv[i][0] != '-') {
+            if (command != CLI_GEN || options->kind != NULL)
+                return cli_complain(CLI_MISUSE, "\"%s\": not an option, expected --name", argv[i]);
+            options->kind = argv[i];
+            continue;
+        }
+        const option_row *row = find_row(strcmp(argv[i], "-h") == 0 ? "--help" : argv[i], command);
+        if (row == NULL)
+            return cli_complain(CLI_MISUSE, "%s: no such option here; apa COMMAND --help lists them", argv[i]);
+        char *value = strchr(argv[i], '=');
+        if (row->takes == NULL && value != NULL)
+            return cli_complain(CLI_MISUSE, "%s: takes no value, found \"%s\"", row->name, value + 1);
+        if (row->kind == REFUSED)
+            return store(options, row, NULL);
+        if (row->takes != NULL && value == NULL && i + 1 == argc)
+            return cli_complain(CLI_MISUSE, "%s: nothing follows, expected %s", row->name, row->takes);
+        code = store(options, row, row->takes == NULL ? NULL : value != NULL ? value + 1 : argv[++i]);
+        if (options->help)
+            return CLI_DONE;
+    }
+    return code;
+}
+
+int cli_options_parse(cli_options *options, int command, int argc, char **argv)
+{
+    memset(options, 0, sizeof *options);
+    options->eps = options->scale = NAN;
+    options->q_offset = APA_Q_OFFSET_DEFAULT;
+    options->window[0] = options->window[1] = -1;
+    options->causal = 1;
+    options->seed = 1;
+    options->sets = calloc((size_t)argc + 1, sizeof *options->sets);
+    if (options->sets == NULL)
+        return cli_complain(CLI_FAILED, "no memory for the options");
+    int code = parse_arguments(options, command, argc, argv);
+    return code != CLI_DONE || options->help ? code : parse_texts(options);
+}
+
+void cli_options_free(cli_options *options)
+{
+    free(options->sets);
+    options->sets = NULL;
+}
