@@ -64,7 +64,7 @@ static void merge_row(const merge_task *task, int64_t b, int64_t h, int64_t s)
         lse = lse_a;
     }
     for (int64_t d = 0; d < task->out->shape[3]; d++) {
-        double value = 0.0;
+        double value = lse == -INFINITY ? 0.0 : -0.0; /* -0 + x is x, also where x is -0 */
         /* By selection: what an empty state holds does not matter. */
         if (weight_a != 0.0)
             value += weight_a * load(task->out_a, offset_of(task->out_a, b, h, s, d));

@@ -97,13 +97,19 @@ static void sum_bounds(apa_reference_block *block)
 
 /* ---- verdicts ---- */
 
-/* Largest error of an INT8 score of the row, log2 units: half a step of one factor against the largest other, twice. */
-static bool beyond_int8(const apa_reference_block *block, const apa_reference_row *row)
+/* About the worst error of an INT8 score of the row, log2 units: half a step of one factor times the norm of the other, both
+ * ways, with |k| <= sqrt(D)·max|k|, and a spare factor of two to three over the root mean square. */
+static bool beyond_int8(const apa_reference_block *block, int64_t r)
 {
     const apa_call *call = block->call;
-    const double error = 127.0 * (double)call->D * row->q_scale[0] * block->head->k_scale_max;
-    return call->recipe.cold_format == APA_COLD_FORMAT_INT8 && call->recipe.force == APA_FORCE_NONE &&
-           call->recipe.eps < 1 && error * fabs(call->scale) * APA_REFERENCE_LOG2E > APA_REFERENCE_SCORE_ERROR_MAX;
+    const double *units = block->q_units[0] + r * call->D;
+    double squares = 0;
+    if (call->recipe.cold_format != APA_COLD_FORMAT_INT8 || call->recipe.force != APA_FORCE_NONE || call->recipe.eps >= 1)
+        return false;
+    for (int64_t d = 0; d < call->D; ++d)
+        squares += units[d] * units[d];
+    const double error = block->row[r].q_scale[0] * (127.0 * sqrt((double)call->D) + sqrt(squares)) * block->head->k_scale_max;
+    return error * fabs(call->scale) * APA_REFERENCE_LOG2E > APA_REFERENCE_SCORE_ERROR_MAX;
 }
 
 /* Is the group hot whatever λ says: forced or ε < 0, a query that is not finite or beyond what INT8 can judge, or few tiles
@@ -121,7 +127,7 @@ static bool hot_throughout(const apa_reference_block *block)
             continue;
         const int64_t seen = (row->end - 1) / APA_REFERENCE_TILE - row->first / APA_REFERENCE_TILE + 1;
         early = early && seen <= recipe->early_tiles;
-        finite = finite && row->finite && !beyond_int8(block, row);
+        finite = finite && row->finite && !beyond_int8(block, r);
     }
     return early || !finite;
 }

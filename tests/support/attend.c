@@ -167,7 +167,8 @@ apa_test_outputs apa_test_keep(const apa_test_problem *t)
 int apa_test_differs(const apa_test_problem *t, const apa_test_outputs *kept)
 {
     assert_true(kept->out_bytes == t->bytes[3] && kept->lse_bytes == t->bytes[4]);
-    return memcmp(kept->out, t->memory[3], kept->out_bytes) != 0 || memcmp(kept->lse, t->memory[4], kept->lse_bytes) != 0;
+    return memcmp(kept->out, t->memory[3], kept->out_bytes) != 0 ||
+           memcmp(kept->lse, t->memory[4], kept->lse_bytes) != 0;
 }
 
 void apa_test_drop(apa_test_outputs *kept)

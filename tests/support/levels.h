@@ -1,4 +1,5 @@
-/* The ISA levels that tests run: those that this machine and this build have. Levels left out are named in the output. */
+/* The ISA levels that tests run: those that this machine and this build have. Levels left out are named in the output.
+ */
 #ifndef APA_TESTS_LEVELS_H
 #define APA_TESTS_LEVELS_H
 
@@ -12,8 +13,8 @@ typedef struct apa_test_level {
     const apa_cpu_kernels *kernels;
 } apa_test_level;
 
-/* Fills in the levels with kernels of their own and returns how many; prints a line for each level left out. The first is
- * always scalar. */
+/* Fills in the levels with kernels of their own and returns how many; prints a line for each level left out. The first
+ * is always scalar. */
 int apa_test_levels(apa_test_level level[APA_TEST_LEVELS_MAX]);
 
 /* A context of one level. Fails the test if there is none. */

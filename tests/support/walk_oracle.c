@@ -350,12 +350,16 @@ static void note_share(const apa_recipe *recipe, double share, double *closest)
         *closest = fmin(*closest, fabs(share - recipe->eps));
 }
 
-/* Logits so large that an INT8 score may be off by 32 log2 units: |q|max·|k|max·D/127 at worst. */
+/* Logits so large that an INT8 score may be off by 32 log2 units: (|q|max·sqrt(D) + |q|)·|k|max/127. */
 static bool beyond_int8(const prepared *s, int r)
 {
-    const double logit = (double)s->D * (double)largest(s->q[r], s->D, 1) * (double)largest(s->kf, s->Skv * s->D, 1);
+    double squares = 0;
+    for (int64_t d = 0; d < s->D; ++d)
+        squares += s->qc[r][d] * s->qc[r][d];
+    const double reach = (double)largest(s->q[r], s->D, 1) * sqrt((double)s->D) + sqrt(squares);
+    const double error = reach * (double)largest(s->kf, s->Skv * s->D, 1) / 127;
     return s->recipe->cold_format == APA_COLD_FORMAT_INT8 && s->recipe->force == APA_FORCE_NONE && s->recipe->eps < 1 &&
-           logit * fabs(s->scale) * 1.4426950408889634 > 32 * 127.0;
+           error * fabs(s->scale) * 1.4426950408889634 > 32;
 }
 
 static void walk_group(group *g, double *out, double *lse, uint8_t *verdicts, double *closest)

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Installs a build to a folder of its own, moves that folder, and uses what lies there: the command, the library through
+# pkg-config (shared and static) and through find_package (shared and static, C and C++).
+#   test_install.sh BUILD_DIR SOURCE_DIR CC CXX
+set -euo pipefail
+
+build=$1 source=$2 cc=$3 cxx=$4
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+prefix=$folder/moved
+
+cmake --install "$build" --prefix "$folder/first" >/dev/null
+mv "$folder/first" "$prefix"
+
+# No file of the package may name the place where it was built or first installed.
+if grep -rlE "$build|$folder|$source" "$prefix" --include='*.pc' --include='*.cmake' --include='*.h'; then
+    echo "names a path of this machine"
+    exit 1
+fi
+
+"$prefix"/bin/apa info >"$folder/info"
+grep -q reference "$folder/info"
+echo "ok command"
+
+libdir=$(dirname "$(find "$prefix" -name apa.pc)")/..
+export PKG_CONFIG_PATH=$libdir/pkgconfig
+version=$(sed -n 's/.*APA_VERSION_STRING "\(.*\)".*/\1/p' "$source/include/apa/version.h")
+[ "$(pkg-config --modversion apa)" = "$version" ]
+
+# shellcheck disable=SC2046 # flags are words
+"$cc" -std=c11 "$source/examples/first.c" $(pkg-config --cflags --libs apa) -lm -o "$folder/shared"
+LD_LIBRARY_PATH=$libdir "$folder/shared"
+LD_LIBRARY_PATH=$libdir ldd "$folder/shared" | grep -q libapa.so.0
+echo "ok pkg-config, shared"
+
+# shellcheck disable=SC2046
+"$cc" -std=c11 "$source/examples/first.c" $(pkg-config --cflags --static --libs apa | sed 's/-lapa\>/-l:libapa.a/') -o "$folder/static"
+"$folder/static"
+if ldd "$folder/static" | grep libapa; then exit 1; fi
+echo "ok pkg-config, static"
+
+mkdir "$folder/consumer"
+cp "$source/examples/first.c" "$folder/consumer/first.c"
+cat >"$folder/consumer/second.cpp" <<'END'
+#include <apa/apa.h>
+#include <apa/eval.h>
+#include <apa/io.h>
+int main() { return apa_version_number() == APA_VERSION_MAJOR * 10000 + APA_VERSION_MINOR * 100 + APA_VERSION_PATCH ? 0 : 1; }
+END
+cat >"$folder/consumer/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES C CXX)
+find_package(apa $version REQUIRED)
+foreach(kind static shared)
+  add_executable(first_\${kind} first.c)
+  target_link_libraries(first_\${kind} PRIVATE apa::\${kind} m)
+  add_executable(second_\${kind} second.cpp)
+  target_link_libraries(second_\${kind} PRIVATE apa::\${kind})
+endforeach()
+END
+cmake -S "$folder/consumer" -B "$folder/consumer/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+    -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
+cmake --build "$folder/consumer/build" >/dev/null
+for program in first_static first_shared second_static second_shared; do
+    "$folder/consumer/build/$program"
+    echo "ok find_package, $program"
+done
