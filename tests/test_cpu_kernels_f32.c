@@ -89,15 +89,17 @@ static void scores_case(const apa_test_level *at, apa_test_kind kind, int64_t Dp
     apa_test_freeze(&set, k);
     for (int n = 1; n <= PANEL; n++) {
         float *s = apa_test_take(&set, tile * (size_t)n, 0), *again = apa_test_take(&set, tile * (size_t)n, 0);
-        at->kernels->scores_f32(n, q, k, Dp, s);
-        at->kernels->scores_f32(n, q, k, Dp, again);
+        at->kernels->scores_f32(n, q, k, Dp, s, NULL);
+        /* Asking for memory on the way changes nothing. */
+        const apa_cpu_prefetch prefetch = {{(const char *)k, (const char *)k}, {4 * Dp, 4 * Dp}, {4 * Dp, 4 * Dp}, TILE};
+        at->kernels->scores_f32(n, q, k, Dp, again, &prefetch);
         assert_memory_equal(s, again, tile * (size_t)n);
         if (n == PANEL)
             check_scores(at, n, q, k, Dp, s, worst);
         /* A register's bits do not depend on its neighbours in the panel. */
         for (int r = 0; r < n; r++) {
             single[r] = apa_test_take(&set, tile, 0);
-            at->kernels->scores_f32(1, &q[r], k, Dp, single[r]);
+            at->kernels->scores_f32(1, &q[r], k, Dp, single[r], NULL);
             for (int key = 0; key < TILE; key++)
                 assert_memory_equal(s + (key * n + r) * LANES, single[r] + key * LANES, sizeof(float) * LANES);
         }
@@ -136,7 +138,7 @@ static void scores_not_finite(void **state)
             apa_test_fill_kind(&rng, APA_TEST_RANDOM, k, Dp * TILE);
             q[3 * LANES + 5] = bad[b];
             k[17 * Dp + 2] = bad[b];
-            level[l].kernels->scores_f32(1, (const float *const[]){q}, k, Dp, s);
+            level[l].kernels->scores_f32(1, (const float *const[]){q}, k, Dp, s, NULL);
             for (int key = 0; key < TILE; key++)
                 for (int i = 0; i < LANES; i++)
                     assert_int_equal(!isfinite(s[key * LANES + i]), key == 17 || i == 5);
@@ -154,7 +156,7 @@ static void check_pv(const apa_test_level *at, int n, int r, const float *p, con
         for (int i = 0; i < LANES; i++) {
             double sum = 0, size = 0;
             for (int key = 0; key < TILE; key++) {
-                const double product = (double)p[(key * n + r) * LANES + i] * v[c / 8 * 8 * TILE + key * 8 + c % 8];
+                const double product = (double)p[(key * n + r) * LANES + i] * v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
                 sum += product;
                 size += fabs(product);
             }
@@ -170,11 +172,11 @@ static void pv_case(const apa_test_level *at, apa_test_kind kind, int64_t Dvp, i
     apa_test_buffers set = {0};
     const size_t bytes = sizeof(float) * (size_t)(Dvp * LANES);
     float *p = apa_test_take(&set, sizeof(float) * (size_t)(TILE * n * LANES), 0);
-    float *v = apa_test_take(&set, sizeof(float) * (size_t)(TILE * Dvp), 0);
+    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK), 0);
     float *before[PANEL], *o[PANEL], *again[PANEL], *alone = apa_test_take(&set, bytes, 0);
     for (int64_t i = 0; i < TILE * n * LANES; i++)
         p[i] = apa_test_below(rng, 4) == 0 ? 0.0f : (float)apa_test_uniform(rng);
-    apa_test_fill_kind(rng, kind, v, TILE * Dvp);
+    apa_test_fill_kind(rng, kind, v, Dvp / 8 * APA_CPU_V_BLOCK);
     apa_test_freeze(&set, p);
     apa_test_freeze(&set, v);
     for (int r = 0; r < n; r++) {

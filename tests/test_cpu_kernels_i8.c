@@ -110,9 +110,19 @@ static void check_scores(const apa_test_level *at, scores_data *x, int n)
 {
     const size_t bytes = sizeof(float) * (size_t)(TILE * n * LANES);
     float *s = apa_test_take(&x->set, bytes, 0), *again = apa_test_take(&x->set, bytes, 0);
-    at->kernels->scores_i8(n, x->q8, x->k8, x->bias, x->scale, x->Dp, s);
-    at->kernels->scores_i8(n, x->q8, x->k8, x->bias, x->scale, x->Dp, again);
+    float *maximum = apa_test_take(&x->set, sizeof(float) * (size_t)(n * LANES), 4), spare[PANEL * LANES];
+    const char *row = (const char *)x->k8;
+    const apa_cpu_prefetch prefetch = {{row, row}, {x->Dp, x->Dp}, {x->Dp, x->Dp}, TILE};
+    at->kernels->scores_i8(n, x->q8, x->k8, x->bias, x->scale, x->Dp, s, maximum, NULL);
+    at->kernels->scores_i8(n, x->q8, x->k8, x->bias, x->scale, x->Dp, again, spare, &prefetch);
     assert_memory_equal(s, again, bytes);
+    assert_memory_equal(maximum, spare, sizeof(float) * (size_t)(n * LANES));
+    for (int j = 0; j < n * LANES; j++) {
+        float most = -INFINITY;
+        for (int key = 0; key < TILE; key++)
+            most = fmaxf(most, s[key * n * LANES + j]);
+        assert_true(maximum[j] == most);
+    }
     for (int key = 0; key < TILE; key++)
         for (int r = 0; r < n; r++)
             for (int i = 0; i < LANES; i++) {

@@ -67,7 +67,7 @@ static void widen_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_te
     const int64_t Dvp = (n + 7) / 8 * 8;
     const void *src = make_source(&set, rng, kind, dtype, n);
     float *dst = apa_test_take(&set, sizeof(float) * (size_t)n, 4);
-    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp * TILE), 0);
+    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK), 0);
     const int64_t key = apa_test_below(rng, TILE);
     bool finite = true;
     const bool said = kernels->widen(dtype, src, n, dst), said_v = kernels->widen_v(dtype, src, n, Dvp, key, v);
@@ -79,7 +79,7 @@ static void widen_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_te
     assert_int_equal(said_v, finite);
     for (int64_t c = 0; c < Dvp; c++)
         for (int64_t j = 0; j < TILE; j++) {
-            const float x = v[c / 8 * 8 * TILE + j * 8 + c % 8];
+            const float x = v[c / 8 * APA_CPU_V_BLOCK + j * 8 + c % 8];
             uint32_t bits;
             memcpy(&bits, &x, sizeof bits);
             if (j == key)
@@ -255,7 +255,7 @@ static void quantise_edges(void **state)
 static void quantise_v_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_test_kind kind, int64_t Dvp)
 {
     apa_test_buffers set = {0};
-    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp * TILE), 0);
+    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK), 0);
     int8_t *v8 = apa_test_take(&set, (size_t)(Dvp * TILE), 0);
     float *v_scale = apa_test_take(&set, sizeof(float) * (size_t)Dvp, 4), most = 0.0f;
     apa_test_fill_kind(rng, kind, v, Dvp * TILE);

@@ -159,13 +159,13 @@ typedef struct panel {
 } panel;
 
 static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
-                   int64_t index)
+                   int64_t index, float *maximum, const apa_cpu_prefetch *prefetch)
 {
     const uint8_t *q8[APA_CPU_PANEL_I8];
     for (int i = 0; i < at->n; i++)
         q8[i] = adaptive->q8[at->reg[i]];
     block->kernels->scores_i8(at->n, q8, prepared->k8 + index * TILE * block->shape->Dp, prepared->k_bias + index * TILE,
-                              prepared->k_scale + index * TILE, block->shape->Dp, block->s);
+                              prepared->k_scale + index * TILE, block->shape->Dp, block->s, maximum, prefetch);
 }
 
 /* o += P·V for up to a panel of registers with their own P and scales. */
@@ -205,7 +205,7 @@ static void remember(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int
 
 /* Scores, verdicts and cold P·V of one panel on one tile. */
 static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
-                       int64_t tile, int64_t index)
+                       int64_t tile, int64_t index, const apa_cpu_prefetch *prefetch)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const apa_recipe *recipe = &block->call->recipe;
@@ -213,15 +213,17 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
     int cold = 0, cold_reg[APA_CPU_PANEL_I8];
     const uint8_t *cold_p[APA_CPU_PANEL_I8];
     float p_scale[APA_CPU_PANEL_I8][LANES];
-    scores(block, adaptive, prepared, at, index);
+    float maxima[APA_CPU_PANEL_I8 * LANES];
+    scores(block, adaptive, prepared, at, index, maxima, prefetch);
     for (int i = 0; i < at->n; i++) {
         const int r = at->reg[i];
         apa_cpu_walk *walk = &adaptive->walk[r];
         const apa_cpu_span *span = at->part[i] ? &at->span[i] : NULL;
         const float *s = block->s + i * LANES;
-        float maximum[LANES], top[LANES], alpha[LANES];
+        float *maximum = maxima + i * LANES, top[LANES], alpha[LANES];
         int32_t sum[LANES];
-        kernels->max_i8(s, at->n, span, maximum);
+        if (span != NULL)
+            kernels->max_i8(s, at->n, span, maximum);
         if (kernels->look(walk, maximum, prepared->k_scale_max[index], prepared->v_max[index], top)) {
             adaptive->skipped[tile] |= (uint16_t)(1u << r);
             continue;
@@ -242,9 +244,21 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
     add_values(block, prepared, index, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
 }
 
-static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t tile,
-                      int64_t index)
+/* The codes of a tile, in as many shares as the tile before has panels. */
+static apa_cpu_prefetch next_codes(const apa_cpu_block *block, const apa_cpu_prepared *prepared, int64_t index)
 {
+    const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
+    const int64_t panels = (block->n + APA_CPU_PANEL_I8 - 1) / APA_CPU_PANEL_I8;
+    return (apa_cpu_prefetch){.row = {(const char *)prepared->k8 + index * TILE * Dp, (const char *)prepared->v8 + index * TILE * Dvp},
+                              .stride = {Dp, Dvp},
+                              .bytes = {Dp, Dvp},
+                              .rows = TILE / panels};
+}
+
+static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t tile,
+                      int64_t index, int64_t next)
+{
+    apa_cpu_prefetch prefetch = next_codes(block, prepared, next);
     panel at = {0};
     for (int r = 0; r < block->n; r++) {
         apa_cpu_span span;
@@ -260,7 +274,9 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
             }
         }
         if (at.n == APA_CPU_PANEL_I8 || (r == block->n - 1 && at.n > 0)) {
-            walk_panel(block, adaptive, prepared, &at, tile, index);
+            walk_panel(block, adaptive, prepared, &at, tile, index, &prefetch);
+            for (int set = 0; set < 2; set++)
+                prefetch.row[set] += prefetch.rows * prefetch.stride[set];
             at.n = 0;
         }
     }
@@ -273,8 +289,9 @@ static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive,
     panel at = {.n = 1, .reg = {r}};
     at.part[0] = apa_cpu_register_view(&block->reg[r], tile, &at.span[0]) == APA_CPU_VIEW_PART;
     const apa_cpu_span *span = at.part[0] ? &at.span[0] : NULL;
-    scores(block, adaptive, prepared, &at, index);
-    block->kernels->max_i8(block->s, 1, span, maximum);
+    scores(block, adaptive, prepared, &at, index, maximum, NULL);
+    if (span != NULL)
+        block->kernels->max_i8(block->s, 1, span, maximum);
     block->kernels->softmax_i8(block->s, 1, span, maximum, adaptive->walk[r].q_scale, p8, sum);
 }
 
@@ -325,8 +342,11 @@ static void exact_pass(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, i
         for (int r = 0; r < block->n; r++)
             if ((adaptive->hot[tile] >> r & 1) != 0)
                 reg[n++] = r;
+        int64_t next = tile + 1;
+        while (next < end && adaptive->hot[next] == 0)
+            next++;
         apa_cpu_exact_load(block, tile);
-        apa_cpu_exact_tile(block, tile, reg, n);
+        apa_cpu_exact_tile(block, tile, reg, n, next < end ? next : -1);
     }
 }
 
@@ -415,7 +435,8 @@ void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, cons
     }
     for (int64_t i = 0; i < end - first; i++) {
         const int64_t tile = tile_at(block->call->recipe.order, first, end, i);
-        walk_tile(block, adaptive, prepared, tile, base + tile);
+        const int64_t next = i + 1 < end - first ? tile_at(block->call->recipe.order, first, end, i + 1) : tile;
+        walk_tile(block, adaptive, prepared, tile, base + tile, base + next);
     }
     look_again(block, adaptive, prepared, first, end, base);
     for (int r = 0; r < block->n; r++)

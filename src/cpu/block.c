@@ -16,8 +16,8 @@ void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_
     float *q = apa_cpu_take(arena, shape->block_registers * (shape->Dp + 1) * LANES, sizeof(float));
     float *o = apa_cpu_take(arena, shape->block_registers * (shape->Dvp + 1) * LANES, sizeof(float));
     float *k = apa_cpu_take(arena, TILE * shape->Dp, sizeof(float));
-    float *v = apa_cpu_take(arena, TILE * shape->Dvp, sizeof(float));
-    float *v_raw = apa_cpu_take(arena, TILE * shape->Dvp, sizeof(float));
+    float *v = apa_cpu_take(arena, shape->Dvp / 8 * APA_CPU_V_BLOCK, sizeof(float));
+    float *v_raw = apa_cpu_take(arena, shape->Dvp / 8 * APA_CPU_V_BLOCK, sizeof(float));
     float *s = apa_cpu_take(arena, TILE * APA_CPU_PANEL_I8 * LANES, sizeof(float));
     if (arena->base == NULL)
         return;

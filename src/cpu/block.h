@@ -32,9 +32,9 @@ typedef struct apa_cpu_block {
     float c; /* |softmax scale|·log2 e */
     /* scratch */
     float *k;          /* [TILE][Dp] */
-    float *v;          /* [Dvp/8][TILE][8] */
+    float *v;          /* [Dvp/8][V_BLOCK] */
     uint64_t v_poison; /* keys of the loaded tile with a NaN or Inf in their value */
-    float *v_raw;      /* [Dvp/8][TILE][8]: the tile with those values in it; v has zeros there */
+    float *v_raw;      /* [Dvp/8][V_BLOCK]: the tile with those values in it; v has zeros there */
     float *s;          /* [TILE][PANEL][LANES] */
 } apa_cpu_block;
 

@@ -33,14 +33,14 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
     if (keys < TILE) {
         memset(block->k + keys * Dp, 0, sizeof *block->k * (size_t)((TILE - keys) * Dp));
         for (int64_t c = 0; c < Dvp; c += 8)
-            memset(block->v + c * TILE + keys * 8, 0, sizeof *block->v * (size_t)((TILE - keys) * 8));
+            memset(block->v + c / 8 * APA_CPU_V_BLOCK + keys * 8, 0, sizeof *block->v * (size_t)((TILE - keys) * 8));
     }
     if (block->v_poison == 0)
         return;
-    memcpy(block->v_raw, block->v, sizeof *block->v * (size_t)(TILE * Dvp));
+    memcpy(block->v_raw, block->v, sizeof *block->v * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK));
     for (int64_t key = 0; key < keys; key++)
         for (int64_t c = 0; c < Dvp && (block->v_poison >> key & 1) != 0; c += 8)
-            memset(block->v + c * TILE + key * 8, 0, sizeof *block->v * 8);
+            memset(block->v + c / 8 * APA_CPU_V_BLOCK + key * 8, 0, sizeof *block->v * 8);
 }
 
 /* Values with a NaN or Inf are zero in block->v and come in here, for the lanes that see their key and for no other: 0·NaN is
@@ -54,12 +54,13 @@ static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const floa
             if (span != NULL && (key < span->lo[i] || key >= span->hi[i]))
                 continue;
             for (int64_t c = 0; c < block->shape->Dvp; c++)
-                reg->o[c * LANES + i] += p[key * n * LANES + i] * block->v_raw[c / 8 * 8 * TILE + key * 8 + c % 8];
+                reg->o[c * LANES + i] += p[key * n * LANES + i] * block->v_raw[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
         }
     }
 }
 
-static void panel(apa_cpu_block *block, const int *registers, int n, const apa_cpu_span *span, const bool *part)
+static void panel(apa_cpu_block *block, const int *registers, int n, const apa_cpu_span *span, const bool *part,
+                  const apa_cpu_prefetch *prefetch)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const float *q[APA_CPU_PANEL_F32];
@@ -68,7 +69,7 @@ static void panel(apa_cpu_block *block, const int *registers, int n, const apa_c
         q[r] = block->reg[registers[r]].q;
         o[r] = block->reg[registers[r]].o;
     }
-    kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s);
+    kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s, prefetch);
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
@@ -81,8 +82,21 @@ static void panel(apa_cpu_block *block, const int *registers, int n, const apa_c
             add_poisoned(block, &block->reg[registers[r]], block->s + r * LANES, n, part[r] ? &span[r] : NULL);
 }
 
-void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n)
+/* K and V rows of tile `next`, in shares for `panels` panels. */
+static apa_cpu_prefetch next_rows(const apa_cpu_block *block, int64_t next, int64_t panels)
 {
+    const apa_call *call = block->call;
+    const int64_t bytes = (int64_t)apa_dtype_bytes(call->k.dtype), start = next < 0 ? 0 : next * TILE;
+    const int64_t keys = next < 0 ? 0 : call->Skv - start < TILE ? call->Skv - start : TILE;
+    return (apa_cpu_prefetch){.row = {key_row(&call->k, block, start), key_row(&call->v, block, start)},
+                              .stride = {call->k.stride[2] * bytes, call->v.stride[2] * bytes},
+                              .bytes = {call->D * bytes, call->Dv * bytes},
+                              .rows = keys / panels};
+}
+
+void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n, int64_t next)
+{
+    apa_cpu_prefetch prefetch = next_rows(block, next, (n + APA_CPU_PANEL_F32 - 1) / APA_CPU_PANEL_F32);
     int chosen[APA_CPU_PANEL_F32];
     apa_cpu_span span[APA_CPU_PANEL_F32];
     bool part[APA_CPU_PANEL_F32];
@@ -94,7 +108,9 @@ void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers
             chosen[count++] = registers[i];
         }
         if (count == APA_CPU_PANEL_F32 || (i == n - 1 && count > 0)) {
-            panel(block, chosen, count, span, part);
+            panel(block, chosen, count, span, part, &prefetch);
+            for (int set = 0; set < 2; set++)
+                prefetch.row[set] += prefetch.rows * prefetch.stride[set];
             count = 0;
         }
     }
@@ -184,7 +200,7 @@ static void segment(apa_cpu_block *block, int64_t first, int64_t end)
     apa_cpu_block_clear(block);
     for (int64_t tile = first; tile < end; tile++) {
         apa_cpu_exact_load(block, tile);
-        apa_cpu_exact_tile(block, tile, all, block->n);
+        apa_cpu_exact_tile(block, tile, all, block->n, tile + 1 < end ? tile + 1 : -1);
     }
 }
 

@@ -7,8 +7,9 @@
 /* Widens tile `tile` of the block's KV head into block->k and block->v. */
 void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile);
 
-/* Adds the loaded tile to the states of the registers listed (those that don't see it are left alone). */
-void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n);
+/* Adds the loaded tile to the states of the registers listed (those that don't see it are left alone). next: a tile that will
+ * be loaded soon, so that its memory is asked for on the way; -1: none. */
+void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n, int64_t next);
 
 /* A stored state of a block. */
 typedef struct apa_cpu_node {

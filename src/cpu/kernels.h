@@ -31,6 +31,7 @@
 #define APA_CPU_LANES 16
 #define APA_CPU_TILE 64
 #define APA_CPU_PANEL_F32 3
+#define APA_CPU_V_BLOCK (APA_CPU_TILE * 8 + 16)
 #define APA_CPU_PANEL_I8 4
 
 /* The adaptive walk of one register: everything a verdict needs, in the lanes. Log2 units. */
@@ -62,17 +63,28 @@ typedef struct apa_cpu_state {
     float frame[APA_CPU_LANES], sum[APA_CPU_LANES];
 } apa_cpu_state;
 
+/* Memory that will be read soon: two sets of rows (K and V of the next tile). A score kernel asks for a part of it after each
+ * of its blocks of keys, so that requests are spread over its work; it may ask for less or nothing. Rows past the end are the
+ * caller's to avoid: rows is the number left for this kernel call. */
+typedef struct apa_cpu_prefetch {
+    const char *row[2];
+    int64_t stride[2]; /* bytes from row to row */
+    int64_t bytes[2];  /* bytes of a row */
+    int64_t rows;
+} apa_cpu_prefetch;
+
 typedef struct apa_cpu_kernels {
     const char *name; /* for people: "avx512vnni" */
 
     /* Widens n elements of a row to f32. src need only be aligned to its element. Returns true when all are finite. */
     bool (*widen)(apa_dtype dtype, const void *src, int64_t n, float *dst);
 
-    /* One value row (n elements) into row `key` of v ([Dvp/8][TILE][8]); elements n … Dvp-1 become 0. Returns as widen. */
+    /* One value row (n elements) into row `key` of v; elements n … Dvp-1 become 0. Returns as widen. */
     bool (*widen_v)(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v);
 
     /* s[key][r][lane] = Σ_d q[r][d][lane]·k[key][d], one fused multiply-add chain over rising d. 1 <= n <= PANEL_F32. */
-    void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s);
+    void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+                       const apa_cpu_prefetch *prefetch);
 
     /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL: all
      * keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK (or when
@@ -89,9 +101,10 @@ typedef struct apa_cpu_kernels {
     void (*scale_lanes)(float *x, int64_t rows, const float *alpha);
 
     /* INT8. dot products of a panel of n registers with a tile, times the key's scale:
-     * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]. 1 <= n <= PANEL_I8. */
+     * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]; maximum[r][lane] is their maximum over all keys of the tile
+     * (max_i8 has it for a tile that is seen in part). 1 <= n <= PANEL_I8. */
     void (*scores_i8)(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
-                      int64_t Dp, float *s);
+                      int64_t Dp, float *s, float *maximum, const apa_cpu_prefetch *prefetch);
 
     /* Row maxima of one register of a panel over the visible keys; -inf where a lane sees none. */
     void (*max_i8)(const float *s, int n, const apa_cpu_span *span, float *maximum);

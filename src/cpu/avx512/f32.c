@@ -32,26 +32,30 @@ APA_INLINE void scores_block(int n, const float *const *q, const float *k, int64
             _mm512_store_ps(s + (j * n + r) * LANES, sum[j][r]);
 }
 
-APA_INLINE void scores_panel(int n, const float *const *q, const float *k, int64_t Dp, float *s)
+APA_INLINE void scores_panel(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+                             const apa_cpu_prefetch *prefetch)
 {
-    for (int key = 0; key < TILE; key += KEYS)
+    for (int key = 0; key < TILE; key += KEYS) {
+        apa_avx512_prefetch(prefetch, key / KEYS, TILE / KEYS);
         scores_block(n, q, k + key * Dp, Dp, s + key * n * LANES);
+    }
 }
 
-void apa_scores_f32_avx512(int n, const float *const *q, const float *k, int64_t Dp, float *s)
+void apa_scores_f32_avx512(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+                           const apa_cpu_prefetch *prefetch)
 {
     if (n == 3)
-        scores_panel(3, q, k, Dp, s);
+        scores_panel(3, q, k, Dp, s, prefetch);
     else if (n == 2)
-        scores_panel(2, q, k, Dp, s);
+        scores_panel(2, q, k, Dp, s, prefetch);
     else
-        scores_panel(1, q, k, Dp, s);
+        scores_panel(1, q, k, Dp, s, prefetch);
 }
 
 APA_INLINE void pv_panel(int n, const float *p, const float *v, int64_t Dvp, float *const *o)
 {
     for (int64_t c = 0; c < Dvp; c += CHANNELS) {
-        const float *values = v + c * TILE;
+        const float *values = v + c / CHANNELS * APA_CPU_V_BLOCK;
         __m512 sum[CHANNELS][APA_CPU_PANEL_F32];
         for (int i = 0; i < CHANNELS; i++)
             for (int r = 0; r < n; r++)

@@ -27,9 +27,14 @@ APA_INLINE void dot4(__m512i *sum, __m512i a, __m512i b)
 }
 
 APA_INLINE void scores_panel(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
-                             const float *k_scale, int64_t Dp, float *s)
+                             const float *k_scale, int64_t Dp, float *s, float *maximum,
+                              const apa_cpu_prefetch *prefetch)
 {
+    __m512 most[APA_CPU_PANEL_I8];
+    for (int r = 0; r < n; r++)
+        most[r] = _mm512_set1_ps(-INFINITY);
     for (int key = 0; key < TILE; key += KEYS) {
+        apa_avx512_prefetch(prefetch, key / KEYS, TILE / KEYS);
         const int8_t *k = k8 + key * Dp;
         __m512i sum[KEYS][APA_CPU_PANEL_I8];
         for (int j = 0; j < KEYS; j++)
@@ -47,23 +52,29 @@ APA_INLINE void scores_panel(int n, const uint8_t *const *q8, const int8_t *k8, 
         }
         for (int j = 0; j < KEYS; j++) {
             const __m512 scale = _mm512_set1_ps(k_scale[key + j]);
-            for (int r = 0; r < n; r++)
-                _mm512_store_ps(s + ((key + j) * n + r) * LANES, _mm512_mul_ps(_mm512_cvtepi32_ps(sum[j][r]), scale));
+            for (int r = 0; r < n; r++) {
+                const __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[j][r]), scale);
+                most[r] = _mm512_max_ps(most[r], x);
+                _mm512_store_ps(s + ((key + j) * n + r) * LANES, x);
+            }
         }
     }
+    for (int r = 0; r < n; r++)
+        _mm512_storeu_ps(maximum + r * LANES, most[r]);
 }
 
 void apa_scores_i8_avx512vnni(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
-                              const float *k_scale, int64_t Dp, float *s)
+                              const float *k_scale, int64_t Dp, float *s, float *maximum,
+                              const apa_cpu_prefetch *prefetch)
 {
     if (n == 4)
-        scores_panel(4, q8, k8, k8_bias, k_scale, Dp, s);
+        scores_panel(4, q8, k8, k8_bias, k_scale, Dp, s, maximum, prefetch);
     else if (n == 3)
-        scores_panel(3, q8, k8, k8_bias, k_scale, Dp, s);
+        scores_panel(3, q8, k8, k8_bias, k_scale, Dp, s, maximum, prefetch);
     else if (n == 2)
-        scores_panel(2, q8, k8, k8_bias, k_scale, Dp, s);
+        scores_panel(2, q8, k8, k8_bias, k_scale, Dp, s, maximum, prefetch);
     else
-        scores_panel(1, q8, k8, k8_bias, k_scale, Dp, s);
+        scores_panel(1, q8, k8, k8_bias, k_scale, Dp, s, maximum, prefetch);
 }
 
 void apa_max_i8_avx512(const float *s, int n, const apa_cpu_span *span, float *maximum)

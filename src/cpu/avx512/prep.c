@@ -57,9 +57,9 @@ APA_INLINE bool widen_v(apa_dtype dtype, const char *src, int64_t n, int64_t Dvp
     for (int64_t c = 0; c < Dvp; c += 16) {
         const __m512 x = load16(dtype, src, c, first_lanes(n - c > 0 ? n - c : 0));
         bad |= not_finite(x);
-        _mm256_store_ps(v + c * TILE + key * 8, _mm512_castps512_ps256(x));
+        _mm256_store_ps(v + c / 8 * APA_CPU_V_BLOCK + key * 8, _mm512_castps512_ps256(x));
         if (c + 8 < Dvp)
-            _mm256_store_ps(v + (c + 8) * TILE + key * 8, _mm512_extractf32x8_ps(x, 1));
+            _mm256_store_ps(v + (c / 8 + 1) * APA_CPU_V_BLOCK + key * 8, _mm512_extractf32x8_ps(x, 1));
     }
     return bad == 0;
 }

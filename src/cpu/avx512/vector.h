@@ -27,6 +27,18 @@ APA_INLINE __m512 apa_avx512_exp2(__m512 x)
     return _mm512_scalef_ps(p, n);
 }
 
+/* Asks for part `part` of `parts` of the rows, into the second-level cache. */
+APA_INLINE void apa_avx512_prefetch(const apa_cpu_prefetch *prefetch, int part, int parts)
+{
+    if (prefetch == NULL)
+        return;
+    const int64_t from = prefetch->rows * part / parts, to = prefetch->rows * (part + 1) / parts;
+    for (int set = 0; set < 2; set++)
+        for (int64_t row = from; row < to; row++)
+            for (int64_t byte = 0; byte < prefetch->bytes[set]; byte += 64)
+                _mm_prefetch(prefetch->row[set] + row * prefetch->stride[set] + byte, _MM_HINT_T1);
+}
+
 /* Lanes that see key j of the tile. */
 APA_INLINE __mmask16 apa_avx512_visible(__m512i lo, __m512i hi, int j)
 {

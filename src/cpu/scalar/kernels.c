@@ -34,13 +34,15 @@ static bool widen_v_scalar(apa_dtype dtype, const void *src, int64_t n, int64_t 
     for (int64_t c = 0; c < Dvp; c++) {
         const float x = c < n ? element(dtype, src, c) : 0.0f;
         finite = finite && isfinite(x);
-        v[c / 8 * 8 * TILE + key * 8 + c % 8] = x;
+        v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8] = x;
     }
     return finite;
 }
 
-static void scores_f32_scalar(int n, const float *const *q, const float *k, int64_t Dp, float *s)
+static void scores_f32_scalar(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+                              const apa_cpu_prefetch *prefetch)
 {
+    (void)prefetch;
     memset(s, 0, sizeof *s * (size_t)(TILE * n * LANES));
     for (int key = 0; key < TILE; key++)
         for (int r = 0; r < n; r++) {
@@ -122,7 +124,7 @@ static void pv_f32_scalar(int n, const float *p, const float *v, int64_t Dvp, fl
         for (int r = 0; r < n; r++) {
             float sum[LANES] = {0.0f};
             for (int key = 0; key < TILE; key++) {
-                const float value = v[c / 8 * 8 * TILE + key * 8 + c % 8];
+                const float value = v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
                 for (int i = 0; i < LANES; i++)
                     sum[i] += p[(key * n + r) * LANES + i] * value;
             }
@@ -139,8 +141,11 @@ static void scale_lanes_scalar(float *x, int64_t rows, const float *alpha)
 }
 
 static void scores_i8_scalar(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
-                             int64_t Dp, float *s)
+                             int64_t Dp, float *s, float *maximum, const apa_cpu_prefetch *prefetch)
 {
+    (void)prefetch;
+    for (int i = 0; i < n * LANES; i++)
+        maximum[i] = -INFINITY;
     for (int key = 0; key < TILE; key++)
         for (int r = 0; r < n; r++) {
             int32_t sum[LANES];
@@ -150,8 +155,11 @@ static void scores_i8_scalar(int n, const uint8_t *const *q8, const int8_t *k8, 
                 for (int i = 0; i < LANES; i++)
                     for (int b = 0; b < 4; b++)
                         sum[i] += (int32_t)q8[r][d * LANES + i * 4 + b] * k8[key * Dp + d + b];
-            for (int i = 0; i < LANES; i++)
-                s[(key * n + r) * LANES + i] = (float)sum[i] * k_scale[key];
+            for (int i = 0; i < LANES; i++) {
+                const float x = (float)sum[i] * k_scale[key];
+                s[(key * n + r) * LANES + i] = x;
+                maximum[r * LANES + i] = x > maximum[r * LANES + i] ? x : maximum[r * LANES + i];
+            }
         }
 }
 
