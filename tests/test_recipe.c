@@ -3,6 +3,7 @@
 #include "support/test.h"
 
 #include "apa/recipe.h"
+#include "recipe/defaults.h"
 #include "recipe/recipe_internal.h"
 
 #include <float.h>
@@ -53,14 +54,51 @@ static const expectation expectations[] = {
     {"frame_drop", "number", "32", {"32", "0", "100", "0.5"}, {"auto", "nan", "-0.001", "100.001", "inf"}},
     {"lazy_tau", "number", "4", {"4", "0", "8"}, {"auto", "nan", "-1", "8.01"}},
     TOGGLE("skip"),
-    {"cold_format", "choice", "auto", {"auto", "int8", "nvfp4"}, {"fp4", "INT8", "i8"}},
+    {"cold_format", "choice", "auto", {"auto", "int8", "nvfp4", "e4m3", "mxfp4"}, {"fp4", "INT8", "i8"}},
     {"exact_format", "choice", "auto", {"auto", "input", "f16", "bf16"}, {"f32", "fp16"}},
     {"q_terms", "integer", "auto", {"auto", "1", "2"}, {"3", "-1", "one"}},
     TOGGLE("scale_search"),
-    {"p_scale", "choice", "auto", {"auto", "row-tile", "ue4m3", "pow2"}, {"row_tile", "e4m3"}},
+    {"p_scale", "choice", "auto", {"auto", "row-tile", "ue4m3", "pow2", "two-level", "mx"}, {"row_tile", "e4m3"}},
     TOGGLE("smooth_k"),
     TOGGLE("smooth_v"),
     TOGGLE("hadamard"),
+    {"qk_format", "choice", "auto", {"auto", "int8", "e4m3", "nvfp4", "mxfp4", "exact"}, {"fp8", "mxfp8"}},
+    {"pv_format",
+     "choice",
+     "auto",
+     {"auto", "int8", "e4m3", "nvfp4", "mxfp4", "mxfp8", "f16", "exact"},
+     {"fp16", "bf16"}},
+    TOGGLE("exact_q"),
+    TOGGLE("exact_k"),
+    TOGGLE("exact_p"),
+    TOGGLE("exact_v"),
+    {"qk_scale_granularity", "choice", "auto", {"auto", "row", "thread", "warp", "block", "16", "32"}, {"64", "key"}},
+    {"v_scale_granularity", "choice", "auto", {"auto", "tile-channel", "channel", "block", "16", "32"}, {"row", "64"}},
+    {"tensor_scale", "choice", "auto", {"auto", "none", "amax", "pow2"}, {"head"}},
+    {"mx_rounding", "choice", "auto", {"auto", "floor", "up"}, {"nearest"}},
+    {"v_range", "number", "auto", {"auto", "2.25", "448", "0.015625"}, {"0", "449", "-1", "nan"}},
+    {"p_static_scale", "number", "auto", {"auto", "1", "256", "65504"}, {"0", "65505", "nan"}},
+    {"p_sum", "choice", "auto", {"auto", "quantised", "exact"}, {"quantized"}},
+    {"p_map", "choice", "auto", {"auto", "exp", "direct"}, {"exp2"}},
+    TOGGLE("smooth_q"),
+    {"accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32", "e4m3"}},
+    {"qk_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
+    {"pv_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
+    {"pv_flush", "integer", "auto", {"auto", "0", "16", "32", "64"}, {"-2", "65", "1.5"}},
+    {"exact_accum", "choice", "auto", {"auto", "f64", "f32", "f16"}, {"fp32"}},
+    {"softmax", "choice", "auto", {"auto", "online"}, {"flash"}},
+    {"s_format", "choice", "auto", {"auto", "exact"}, {"f32"}},
+    {"p_format", "choice", "auto", {"auto", "exact"}, {"f32"}},
+    {"early_rows", "integer", "0", {"0", "auto", "256"}, {"-2", "2147483648"}},
+    {"verdict", "choice", "auto", {"auto", "none", "mass", "mass_value", "cold_budget", "lamp"}, {"budget"}},
+    {"select", "choice", "auto", {"auto", "none", "block_mean", "quest", "local"}, {"off"}},
+    {"fraction", "number", "0.05", {"0.05", "0", "1", "0.25"}, {"auto", "1.01", "-0.1", "nan"}},
+    {"force_sink", "choice", "auto", {"auto", "off"}, {"yes", "2"}},
+    {"force_diagonal", "choice", "auto", {"auto", "off"}, {"yes", "2"}},
+    {"tau", "number", "0.5", {"0.5", "0", "2", "1"}, {"auto", "2.01", "-1", "nan"}},
+    {"margin", "number", "2", {"2", "0", "100"}, {"auto", "-1", "101"}},
+    {"sub_block", "integer", "16", {"16", "4", "8", "32", "64"}, {"auto", "0", "2", "68", "7"}},
+    {"lamp_stages", "choice", "auto", {"auto", "both", "first", "second"}, {"none"}},
 };
 enum { KNOBS = sizeof expectations / sizeof expectations[0] };
 
@@ -203,7 +241,7 @@ static void every_knob_refuses_garbage(void **state)
     const apa_recipe before = preset("apa");
     for (int i = 0; i < KNOBS; i++) {
         const apa_recipe_knob *knob = apa_recipe_knob_at((size_t)i);
-        for (size_t k = 0; k < 20; k++) {
+        for (size_t k = 0; k < sizeof expectations[i].refuses / sizeof expectations[i].refuses[0] + 8; k++) {
             const size_t own = sizeof expectations[i].refuses / sizeof expectations[i].refuses[0];
             const char *text = k < own ? expectations[i].refuses[k] : garbage[k - own];
             apa_recipe recipe = before;
@@ -216,7 +254,7 @@ static void every_knob_refuses_garbage(void **state)
             }
             char found[TEXT];
             snprintf(found, sizeof found, "found \"%s\"", strchr(text, '\n') ? "none?low" : text);
-            char expected[TEXT * 2];
+            char expected[TEXT * 4];
             snprintf(expected, sizeof expected, "expected %s", knob->range);
             assert_message(message, knob->name, found, expected);
             assert_int_equal(strncmp(message, knob->name, strlen(knob->name)), 0);
@@ -313,9 +351,9 @@ static void check_refuses_what_is_out_of_range(void **state)
     REFUSED(order, (apa_order)-1, "-1", "auto|sink-backward");
     REFUSED(packing, (apa_packing)3, "3", "auto|rows|head");
     REFUSED(lambda_bound, (apa_lambda_bound)3, "3", "auto|none|jensen");
-    REFUSED(cold_format, (apa_cold_format)3, "3", "auto|int8|nvfp4");
+    REFUSED(cold_format, (apa_cold_format)5, "5", "auto|int8|nvfp4|e4m3|mxfp4");
     REFUSED(exact_format, (apa_exact_format)4, "4", "auto|input|f16|bf16");
-    REFUSED(p_scale, (apa_p_scale)4, "4", "auto|row-tile|ue4m3|pow2");
+    REFUSED(p_scale, (apa_p_scale)7, "7", "auto|row-tile|ue4m3|pow2|static|two-level|mx");
     REFUSED(skip, (apa_toggle)3, "3", "auto|off|on");
     REFUSED(second_look, (apa_toggle)3, "3", "auto|off|on");
     REFUSED(scale_search, (apa_toggle)3, "3", "auto|off|on");
@@ -332,23 +370,177 @@ static void check_refuses_what_is_out_of_range(void **state)
     assert_int_equal(apa_recipe_get(&odd, "order", text, sizeof text), APA_STATUS_INVALID_ARGUMENT);
 }
 
+/* "knob=value knob=value" over preset apa. */
+static apa_recipe with(const char *settings)
+{
+    apa_recipe recipe = preset("apa");
+    char text[512], message[MESSAGE] = "";
+    assert_true(strlen(settings) < sizeof text);
+    strcpy(text, settings);
+    for (char *at = strtok(text, " "); at; at = strtok(NULL, " ")) {
+        char *value = strchr(at, '=');
+        assert_non_null(value);
+        *value++ = '\0';
+        if (apa_recipe_set(&recipe, at, value, message, sizeof message) != APA_STATUS_OK) {
+            fail_msg("%s", message);
+        }
+    }
+    return recipe;
+}
+
 static void check_refuses_pairs_that_make_no_sense(void **state)
 {
     (void)state;
-    for (int cold = APA_COLD_FORMAT_AUTO; cold <= APA_COLD_FORMAT_NVFP4; cold++) {
-        for (int p = APA_P_SCALE_AUTO; p <= APA_P_SCALE_POW2; p++) {
-            apa_recipe recipe = preset("apa");
-            recipe.cold_format = (apa_cold_format)cold;
-            recipe.p_scale = (apa_p_scale)p;
-            if (cold == APA_COLD_FORMAT_NVFP4 && p == APA_P_SCALE_ROW_TILE) {
-                refused(&recipe, "p_scale", "found row-tile with cold_format nvfp4", "expected auto|ue4m3|pow2");
-            } else if (cold == APA_COLD_FORMAT_INT8 && p >= APA_P_SCALE_UE4M3) {
-                refused(&recipe, "p_scale", p == APA_P_SCALE_POW2 ? "found pow2" : "found ue4m3",
-                        "with cold_format int8, expected auto|row-tile");
-            } else {
+    /* p_scale by pv_format: a row per format, 1 where it goes together: auto row-tile ue4m3 pow2 static two-level mx */
+    static const char *const formats[] = {"auto", "int8", "e4m3", "nvfp4", "mxfp4", "mxfp8", "f16", "exact"};
+    static const char *const scales[] = {"auto", "row-tile", "ue4m3", "pow2", "static", "two-level", "mx"};
+    static const char goes[8][8] = {"1111111", "1100100", "1100100", "1011110",
+                                    "1000101", "1000101", "1000100", "1000100"};
+    for (int f = 0; f < 8; f++) {
+        for (int p = 0; p < 7; p++) {
+            char settings[128];
+            snprintf(settings, sizeof settings, "lazy_tau=0 pv_format=%s p_scale=%s", formats[f], scales[p]);
+            const apa_recipe recipe = with(settings);
+            if (goes[f][p] == '1') {
                 assert_int_equal(apa_recipe_check(&recipe, NULL, 0), APA_STATUS_OK);
+            } else {
+                refused(&recipe, "p_scale", scales[p], formats[f]);
             }
         }
+    }
+    static const char *const bad[][3] = {
+        /* settings, the knob that is named, the reason */
+        {"cold_format=nvfp4 p_scale=row-tile", "p_scale", "cold_format nvfp4, expected auto|ue4m3|pow2"},
+        {"cold_format=int8 p_scale=pow2", "p_scale", "cold_format int8, expected auto|row-tile"},
+        {"pv_format=e4m3 p_scale=static p_static_scale=448", "p_static_scale", "2^lazy_tau"},
+        {"pv_format=e4m3 p_scale=static", "lazy_tau", "2^lazy_tau"},
+        {"pv_format=nvfp4 p_scale=static lazy_tau=0 p_static_scale=7", "p_static_scale", "inside the format"},
+        {"p_scale=ue4m3 p_static_scale=7", "p_static_scale", "p_scale=static"},
+        {"qk_format=int8 qk_scale_granularity=16", "qk_scale_granularity", "16 with nvfp4"},
+        {"qk_format=nvfp4 qk_scale_granularity=block", "qk_scale_granularity", "16 with nvfp4"},
+        {"qk_format=mxfp4 qk_scale_granularity=row", "qk_scale_granularity", "32 with mxfp4"},
+        {"pv_format=e4m3 v_scale_granularity=16", "v_scale_granularity", "16 with nvfp4"},
+        {"pv_format=mxfp8 v_scale_granularity=channel", "v_scale_granularity", "32 with mxfp4 or mxfp8"},
+        {"qk_format=int8 q_terms=2 qk_scale_granularity=thread", "q_terms", "scale per row"},
+        {"pv_format=int8 v_range=2", "v_range", "pv_format=e4m3"},
+        {"pv_format=int8 p_map=direct", "p_map", "thresholds"},
+        {"pv_format=e4m3 p_map=direct p_scale=row-tile", "p_map", "p_scale=static"},
+        {"pv_format=nvfp4 p_map=direct p_scale=two-level", "p_map", "exponential of the maximum"},
+        {"pv_format=nvfp4 p_map=direct p_scale=pow2 p_sum=exact", "p_map", "never exists"},
+        {"pv_flush=17", "pv_flush", "16, 32 or 64"},
+        {"qk_format=int8 qk_accum=fp22", "qk_accum", "integer sums"},
+        {"qk_format=e4m3 qk_accum=f16", "qk_accum", "overflow"},
+        {"pv_format=int8 accum=fp22", "accum", "integer sums"},
+        {"pv_format=e4m3 pv_accum=f16", "pv_accum", "65504"},
+        {"pv_format=e4m3 pv_accum=f16 pv_flush=0 v_range=2.25", "pv_accum", "65504"},
+        {"pv_format=nvfp4 pv_accum=f16", "pv_accum", "65504"},
+        {"exact_accum=fp22", "exact_accum", "f64|f32|f16"},
+        {"softmax=whole", "softmax", "force=high"},
+        {"softmax=tree force=low", "softmax", "force=high"},
+        {"softmax=tree force=high smooth_k=on", "softmax", "smooth_k=off"},
+        {"softmax=tree force=high exact_accum=f16", "softmax", "FP32"},
+        {"s_format=f16", "s_format", "softmax=whole"},
+        {"p_format=bf16 softmax=tree force=high", "p_format", "softmax=whole"},
+        {"force_sink=on", "force_sink", "selection"},
+        {"force_diagonal=on select=none", "force_diagonal", "selection"},
+        {"sub_block=12", "sub_block", "divisor"},
+        {"verdict=lamp select=quest", "verdict", "no hot tiles"},
+        {"verdict=lamp qk_format=int8", "verdict", "narrows sums"},
+        {"verdict=lamp cold_format=e4m3", "verdict", "narrows sums"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const apa_recipe recipe = with(bad[i][0]);
+        refused(&recipe, bad[i][1], "found", bad[i][2]);
+    }
+    static const char *const good[] = {
+        "pv_format=e4m3 pv_accum=f16 v_range=2.25",
+        "pv_format=e4m3 p_scale=static p_static_scale=28",
+        "softmax=whole force=high s_format=bf16 p_format=f16",
+        "softmax=tree eps=-1 exact_accum=f32",
+        "select=local force_sink=on force_diagonal=on",
+        "verdict=lamp qk_format=exact pv_format=exact",
+        "pv_format=e4m3 p_map=direct p_scale=static lazy_tau=0",
+        "accum=fp22 pv_format=e4m3",
+        "qk_format=exact qk_accum=f16",
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const apa_recipe recipe = with(good[i]);
+        char message[MESSAGE] = "";
+        if (apa_recipe_check(&recipe, message, sizeof message) != APA_STATUS_OK) {
+            fail_msg("%s: %s", good[i], message);
+        }
+    }
+}
+
+/* Resolved, every preset is still sound and holds nothing on auto but what an engine or the mask decides. */
+static void resolved_presets_are_sound(void **state)
+{
+    (void)state;
+    for (size_t i = 0; apa_recipe_preset_name(i); i++) {
+        apa_recipe recipe = preset(apa_recipe_preset_name(i));
+        char message[MESSAGE] = "", text[TEXT];
+        apa_recipe_fill_auto(&recipe, 100, 1000, 64);
+        if (apa_recipe_check(&recipe, message, sizeof message) != APA_STATUS_OK) {
+            fail_msg("%s: %s", recipe.name, message);
+        }
+        for (int k = 0; k < KNOBS; k++) {
+            assert_int_equal(apa_recipe_get(&recipe, expectations[k].name, text, sizeof text), APA_STATUS_OK);
+            if (strcmp(text, "auto") == 0 && strcmp(expectations[k].name, "skip") != 0 &&
+                strcmp(expectations[k].name, "early_rows") != 0) {
+                fail_msg("%s leaves %s on auto", recipe.name, expectations[k].name);
+            }
+        }
+        /* ... and resolving again changes nothing */
+        apa_recipe again = recipe;
+        apa_recipe_fill_auto(&again, 5, 70, 33);
+        assert_memory_equal(&again, &recipe, sizeof recipe);
+    }
+}
+
+/* Only plain recipes are plain; one knob beyond is found by name. */
+static void what_is_beyond_the_walk_is_named(void **state)
+{
+    (void)state;
+    static const char *const plain[] = {"",          "cold_format=nvfp4", "force=low",   "eps=0.3",  "cold_format=e4m3",
+                                        "accum=f32", "exact_accum=f32",   "smooth_v=on", "q_terms=2"};
+    static const char *const beyond[][2] = {
+        {"qk_format=e4m3", "qk_format"},
+        {"pv_format=exact", "pv_format"},
+        {"exact_q=on", "exact_q"},
+        {"exact_k=on", "exact_k"},
+        {"exact_p=on", "exact_p"},
+        {"exact_v=on", "exact_v"},
+        {"qk_scale_granularity=warp", "qk_scale_granularity"},
+        {"v_scale_granularity=channel", "v_scale_granularity"},
+        {"cold_format=nvfp4 tensor_scale=none", "tensor_scale"},
+        {"p_scale=static lazy_tau=0", "p_scale"},
+        {"cold_format=e4m3 v_range=2.25", "v_range"},
+        {"p_sum=exact", "p_sum"},
+        {"cold_format=nvfp4 p_map=direct p_scale=pow2", "p_map"},
+        {"smooth_q=on", "smooth_q"},
+        {"cold_format=e4m3 qk_accum=fp22", "qk_accum"},
+        {"cold_format=e4m3 pv_accum=fp22", "pv_accum"},
+        {"pv_flush=32", "pv_flush"},
+        {"exact_accum=f16", "exact_accum"},
+        {"softmax=tree force=high", "softmax"},
+        {"early_rows=1", "early_rows"},
+        {"verdict=none", "verdict"},
+        {"verdict=cold_budget", "verdict"},
+        {"select=local verdict=mass", "select"},
+    };
+    const char *knob = NULL;
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        apa_recipe recipe = with(plain[i]);
+        apa_recipe_fill_auto(&recipe, 100, 1000, 64);
+        if (apa_recipe_beyond_walk(&recipe, &knob)) {
+            fail_msg("\"%s\": %s is beyond", plain[i], knob);
+        }
+    }
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++) {
+        apa_recipe recipe = with(beyond[i][0]);
+        apa_recipe_fill_auto(&recipe, 100, 1000, 64);
+        assert_true(apa_recipe_beyond_walk(&recipe, &knob));
+        assert_string_equal(knob, beyond[i][1]);
     }
 }
 
@@ -391,6 +583,8 @@ int main(void)
         cmocka_unit_test(bad_calls_are_named),
         cmocka_unit_test(check_refuses_what_is_out_of_range),
         cmocka_unit_test(check_refuses_pairs_that_make_no_sense),
+        cmocka_unit_test(resolved_presets_are_sound),
+        cmocka_unit_test(what_is_beyond_the_walk_is_named),
         cmocka_unit_test(numbers_do_not_depend_on_the_locale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

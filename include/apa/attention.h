@@ -1,7 +1,8 @@
 /* libapa: attention, softmax(scale·Q·Kᵀ + mask)·V.
  *
  * FlashAttention-style online softmax with log-sum-exp merge (Dao et al., arXiv 2205.14135), and adaptive precision:
- * every tile of keys in a cheap format, the few that hold a row's probability again in the exact one, merged exactly. */
+ * every tile of keys in a cheap format, the few that hold a row's probability again in the exact one, merged exactly.
+ */
 #ifndef APA_ATTENTION_H
 #define APA_ATTENTION_H
 
@@ -20,13 +21,13 @@ typedef struct apa_problem {
     size_t size; /* sizeof(apa_problem), set by apa_problem_init() */
 
     /* Inputs, all f16, bf16, f32 or (reference engine) f64; one dtype for q, k and v. Never written to.
-     * q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv]; Hq a multiple of Hkv (grouped queries: query head h reads
-     * KV head h / (Hq/Hkv)). B, Sq and Skv may be 0; D and Dv are 1 … 1024. */
+     * q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv]; Hq a multiple of Hkv (grouped queries: query head h
+     * reads KV head h / (Hq/Hkv)). B, Sq and Skv may be 0; D and Dv are 1 … 1024. */
     apa_tensor q, k, v;
 
     /* Outputs; must not overlap the inputs or each other. out [B, Hq, Sq, Dv], any dtype (f64: reference engine).
-     * lse [B, Hq, Sq, 1], f32 (f64: reference engine), or dtype APA_DTYPE_NONE when not wanted: the natural log of the sum
-     * of exponentials of the scaled scores. A row that sees no key has out 0 and lse -inf. */
+     * lse [B, Hq, Sq, 1], f32 (f64: reference engine), or dtype APA_DTYPE_NONE when not wanted: the natural log of the
+     * sum of exponentials of the scaled scores. A row that sees no key has out 0 and lse -inf. */
     apa_tensor out, lse;
 
     double softmax_scale; /* NaN (the default) = 1/sqrt(D) */
@@ -51,11 +52,12 @@ typedef struct apa_attention_options {
     size_t size; /* sizeof(apa_attention_options), set by apa_attention_options_init() */
     /* "auto" (NULL too), "reference", "cpu". auto is the fastest engine that supports the problem. */
     const char *engine;
-    /* Scratch memory, 64-byte aligned, at least apa_plan.workspace_bytes; NULL = the context's own, which grows to the largest call and
-     * is kept until the context is destroyed. */
+    /* Scratch memory, 64-byte aligned, at least apa_plan.workspace_bytes; NULL = the context's own, which grows to the
+     * largest call and is kept until the context is destroyed. */
     void *workspace;
     size_t workspace_bytes;
-    /* When not NULL: receives the verdict of every row and tile, contiguous [B][Hq][Sq][tiles], tiles = ceil(Skv/tile). */
+    /* When not NULL: receives the verdict of every row and tile, contiguous [B][Hq][Sq][tiles], tiles = ceil(Skv/tile).
+     */
     uint8_t *verdicts;
 } apa_attention_options;
 
@@ -65,13 +67,16 @@ APA_EXPORT void apa_attention_options_init(apa_attention_options *options);
 typedef struct apa_statistics {
     size_t size; /* sizeof(apa_statistics), set by apa_statistics_init() */
     char engine[16];
-    char kernel[64];   /* which kernels ran, e.g. "i8+f32 avx512vnni" */
-    apa_recipe recipe; /* as run: nothing on auto */
+    char kernel[64];                     /* which kernels ran, e.g. "i8+f32 avx512vnni" */
+    apa_recipe recipe;                   /* as run: nothing on auto */
     int64_t visible, hot, cold, skipped; /* visible = hot + cold; skipped is a part of cold */
     int64_t candidates;                  /* hot by the running sum, before the second look */
     double hot_share, skip_share;        /* hot / visible, skipped / visible; 0 when nothing is visible */
     double prep_ms, attention_ms;        /* wall time; attention excludes prep */
     size_t workspace_bytes;
+    /* Verdict lamp: sub-blocks of rows, and those recomputed in 16 bits; tiles of rows, and the disruptive ones, in
+     * which two or more sub-blocks were. 0 otherwise. */
+    int64_t lamp_sub_blocks, lamp_recomputed, lamp_tiles, lamp_disruptive;
 } apa_statistics;
 
 APA_EXPORT void apa_statistics_init(apa_statistics *statistics);

@@ -15,8 +15,8 @@
 
 static apa_status refuse(apa_context *context, const char *knob, const char *found, const char *expected)
 {
-    return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, the cpu engine takes %s (the reference engine takes it)", knob,
-                    found, expected);
+    return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, the cpu engine takes %s (the reference engine takes it)",
+                    knob, found, expected);
 }
 
 static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
@@ -32,29 +32,53 @@ static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
     }
     if (recipe->exact_format != APA_EXACT_FORMAT_INPUT)
         return refuse(context, "exact_format", "f16 or bf16", "input");
+    const char *knob;
+    if (apa_recipe_beyond_walk(recipe, &knob)) {
+        char held[32] = "";
+        apa_recipe_get(recipe, knob, held, sizeof held);
+        return refuse(context, knob, held, "the plain adaptive walk only");
+    }
     if (recipe->force == APA_FORCE_HIGH)
         return APA_STATUS_OK; /* no cold tile, so nothing below matters */
-    if (recipe->cold_format != APA_COLD_FORMAT_INT8)
-        return refuse(context, "cold_format", "nvfp4", "int8");
+    if (recipe->cold_format != APA_COLD_FORMAT_INT8) {
+        char held[32] = "";
+        apa_recipe_get(recipe, "cold_format", held, sizeof held);
+        return refuse(context, "cold_format", held, "int8");
+    }
     if (recipe->q_terms != 1)
         return refuse(context, "q_terms", "2", "1");
     if (recipe->smooth_v != APA_TOGGLE_OFF)
         return refuse(context, "smooth_v", "on", "off");
-    /* Judged again against the final λ, the start of λ decides nothing: the bound is accepted there and has no effect. */
+    /* Judged again against the final λ, the start of λ decides nothing: the bound is accepted there and has no effect.
+     */
     if (recipe->lambda_bound != APA_LAMBDA_BOUND_NONE && recipe->second_look != APA_TOGGLE_ON)
         return refuse(context, "lambda_bound", "jensen without second_look", "none, or second_look=on");
     return APA_STATUS_OK;
 }
 
+/* Products of sizes below this fit int64 with room for every factor that the layout adds. Broadcast views (stride 0)
+ * can describe more than any memory holds. */
+#define LARGEST_PROBLEM 0x1p52
+
+static bool is_too_large(const apa_call *call)
+{
+    const double keys = (double)call->B * (double)call->Hkv * (double)(call->Skv + APA_CPU_TILE);
+    const double rows = (double)call->B * (double)call->Hq * (double)(call->Sq + APA_CPU_LANES);
+    return keys > LARGEST_PROBLEM / 1024.0 * 8.0 || rows > LARGEST_PROBLEM / 1024.0 * 8.0;
+}
+
 static apa_status resolve(apa_context *context, apa_call *call)
 {
+    if (is_too_large(call))
+        return apa_fail(context, APA_STATUS_UNSUPPORTED, "shape: batch x heads x length beyond 2^45 rows or keys");
     apa_recipe *recipe = &call->recipe;
     apa_recipe_fill_auto(recipe, call->Sq, call->Skv, call->D);
     if (recipe->skip == APA_TOGGLE_AUTO)
         recipe->skip = APA_TOGGLE_ON;
     if (call->q.dtype == APA_DTYPE_F64 || call->out.dtype == APA_DTYPE_F64 || call->lse.dtype == APA_DTYPE_F64)
-        return apa_fail(context, APA_STATUS_UNSUPPORTED, "dtype: f64, the cpu engine takes f16, bf16 and f32 (the reference "
-                                                         "engine takes f64)");
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "dtype: f64, the cpu engine takes f16, bf16 and f32 (the reference "
+                        "engine takes f64)");
     return check_recipe(context, recipe);
 }
 
@@ -152,8 +176,8 @@ static void write_verdicts(const apa_cpu_block *block, const apa_cpu_adaptive *a
                 continue;
             uint8_t *verdict = call->verdicts + ((block->b * call->Hq + row->head) * call->Sq + row->position) * tiles;
             for (int64_t tile = 0; tile < tiles; tile++) {
-                const bool sees = row->first < row->end && row->first < (tile + 1) * APA_CPU_TILE &&
-                                  row->end > tile * APA_CPU_TILE;
+                const bool sees =
+                    row->first < row->end && row->first < (tile + 1) * APA_CPU_TILE && row->end > tile * APA_CPU_TILE;
                 const bool hot = adaptive == NULL || (adaptive->hot[tile] >> r & 1) != 0;
                 const bool skipped = adaptive != NULL && (adaptive->skipped[tile] >> r & 1) != 0;
                 verdict[tile] = (uint8_t)(!sees     ? APA_VERDICT_INVISIBLE

@@ -1,7 +1,7 @@
-/* Recipes: presets by name, knobs by name, and what makes a recipe sound.
+/* Recipes: presets by name, knobs by name.
  *
- * Nothing here knows a single knob but apa_recipe_check(), which holds the rules between knobs; a knob is a row of
- * knobs.def, a preset a row of presets.def. */
+ * Nothing here knows a single knob: a knob is a row of knobs.def, a preset a row of presets.def, the rules between
+ * knobs are in check.c. */
 #include "recipe/recipe_internal.h"
 
 #include <stdarg.h>
@@ -16,11 +16,10 @@ typedef struct preset {
 static const preset presets[] = {
 #include "recipe/presets.def"
 };
-enum { PRESETS = sizeof presets / sizeof presets[0], SETTING_MAX = 64, FOUND_MAX = 48 };
+enum { PRESETS = sizeof presets / sizeof presets[0], SETTING_MAX = 64, FOUND_MAX = 48, NAMES_MAX = 1024 };
 
 /* A fail writes one line, where there is room for one, and gives the status back. */
-static apa_status fail(char *message, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static apa_status fail(char *message, size_t size, const char *format, ...)
+apa_status apa_recipe_fail(char *message, size_t size, const char *format, ...)
 {
     if (message && size > 0) {
         va_list arguments;
@@ -77,7 +76,8 @@ static bool apply(const char *settings, apa_recipe *recipe)
         if (!knob || !apa_knob_parse(knob, value, recipe)) {
             return false;
         }
-        settings += length + (settings[length] == ' ');
+        settings += length;
+        settings += strspn(settings, " ");
     }
     return true;
 }
@@ -129,11 +129,12 @@ static void list_knobs(char *text, size_t size)
 static apa_status check_size(const apa_recipe *recipe, char *message, size_t message_size)
 {
     if (!recipe) {
-        return fail(message, message_size, "recipe: found NULL, expected a recipe");
+        return apa_recipe_fail(message, message_size, "recipe: found NULL, expected a recipe");
     }
     if (recipe->size != sizeof *recipe) {
-        return fail(message, message_size, "recipe.size: found %zu, expected %zu (apa_recipe_init() sets it)",
-                    recipe->size, sizeof *recipe);
+        return apa_recipe_fail(message, message_size,
+                               "recipe.size: found %zu, expected %zu (apa_recipe_init() sets it)", recipe->size,
+                               sizeof *recipe);
     }
     return APA_STATUS_OK;
 }
@@ -146,19 +147,20 @@ apa_status apa_recipe_set(apa_recipe *recipe, const char *name, const char *valu
         return status;
     }
     if (!name) {
-        return fail(message, message_size, "knob: found NULL, expected a knob's name");
+        return apa_recipe_fail(message, message_size, "knob: found NULL, expected a knob's name");
     }
     const apa_knob *knob = apa_knob_find(name);
     if (!knob) {
-        char names[512];
+        char names[NAMES_MAX];
         list_knobs(names, sizeof names);
-        return fail(message, message_size, "knob: found %s, expected one of %s", quoted(name, found), names);
+        return apa_recipe_fail(message, message_size, "knob: found %s, expected one of %s", quoted(name, found), names);
     }
     if (!value) {
-        return fail(message, message_size, "%s: found NULL, expected %s", name, knob->text.range);
+        return apa_recipe_fail(message, message_size, "%s: found NULL, expected %s", name, knob->text.range);
     }
     if (!apa_knob_parse(knob, value, recipe)) {
-        return fail(message, message_size, "%s: found %s, expected %s", name, quoted(value, found), knob->text.range);
+        return apa_recipe_fail(message, message_size, "%s: found %s, expected %s", name, quoted(value, found),
+                               knob->text.range);
     }
     return APA_STATUS_OK;
 }
@@ -178,25 +180,6 @@ apa_status apa_recipe_get(const apa_recipe *recipe, const char *name, char *text
 /* ---- soundness -----------------------------------------------------------------------------------------------------
  */
 
-/* Rules between knobs that are in range by themselves. */
-static apa_status check_pairs(const apa_recipe *r, char *message, size_t size)
-{
-    if (r->cold_format == APA_COLD_FORMAT_NVFP4 && r->p_scale == APA_P_SCALE_ROW_TILE) {
-        return fail(
-            message, size,
-            "p_scale: found row-tile with cold_format nvfp4, expected auto|ue4m3|pow2 (E2M1 has 8 steps: one scale "
-            "per row and tile would round most of P to 0)");
-    }
-    if (r->cold_format == APA_COLD_FORMAT_INT8 && (r->p_scale == APA_P_SCALE_UE4M3 || r->p_scale == APA_P_SCALE_POW2)) {
-        return fail(
-            message, size,
-            "p_scale: found %s with cold_format int8, expected auto|row-tile (the integer product sums over the "
-            "whole tile, so it takes one scale per row)",
-            r->p_scale == APA_P_SCALE_UE4M3 ? "ue4m3" : "pow2");
-    }
-    return APA_STATUS_OK;
-}
-
 apa_status apa_recipe_check(const apa_recipe *recipe, char *message, size_t message_size)
 {
     const apa_status status = check_size(recipe, message, message_size);
@@ -204,16 +187,17 @@ apa_status apa_recipe_check(const apa_recipe *recipe, char *message, size_t mess
         return status;
     }
     if (!memchr(recipe->name, '\0', sizeof recipe->name)) {
-        return fail(message, message_size, "recipe.name: found no end, expected at most %zu characters",
-                    sizeof recipe->name - 1);
+        return apa_recipe_fail(message, message_size, "recipe.name: found no end, expected at most %zu characters",
+                               sizeof recipe->name - 1);
     }
     for (size_t i = 0; apa_knob_at(i); i++) {
         const apa_knob *knob = apa_knob_at(i);
         if (!apa_knob_valid(knob, recipe)) {
             char found[SETTING_MAX];
             apa_knob_print_raw(knob, recipe, found, sizeof found);
-            return fail(message, message_size, "%s: found %s, expected %s", knob->text.name, found, knob->text.range);
+            return apa_recipe_fail(message, message_size, "%s: found %s, expected %s", knob->text.name, found,
+                                   knob->text.range);
         }
     }
-    return check_pairs(recipe, message, message_size);
+    return apa_recipe_check_pairs(recipe, message, message_size);
 }

@@ -36,4 +36,10 @@ bool apa_knob_valid(const apa_knob *knob, const apa_recipe *recipe);
 /* The field as text, whatever it holds, for error messages. */
 void apa_knob_print_raw(const apa_knob *knob, const apa_recipe *recipe, char *text, size_t size);
 
+/* Writes one line, where there is room for one, and gives the status back. */
+apa_status apa_recipe_fail(char *message, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* check.c: the rules between knobs that are in range by themselves. */
+apa_status apa_recipe_check_pairs(const apa_recipe *recipe, char *message, size_t size);
+
 #endif

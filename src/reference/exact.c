@@ -42,7 +42,7 @@ void apa_reference_weighted_sum(const double *p, const double *v, int64_t Dv, in
 }
 
 /* The tile's K transposed and its V, from the inputs. Places beyond the sequence are zeroed: dots runs over them. */
-static void load_tile(apa_reference_block *block, int64_t t)
+void apa_reference_load_tile(apa_reference_block *block, int64_t t)
 {
     const apa_call *call = block->call;
     const int64_t base = t * APA_REFERENCE_TILE;
@@ -59,9 +59,29 @@ static void load_tile(apa_reference_block *block, int64_t t)
     }
 }
 
+/* o += P·V in the accumulator: FP32 key by key, f16 16 keys at a time. */
+static void narrow_values(apa_reference_block *block, const double *p, int64_t lo, int64_t hi, double *o)
+{
+    const apa_call *call = block->call;
+    const apa_accumulator kind = call->recipe.exact_accum;
+    const int64_t step = kind == APA_ACCUMULATOR_F16 ? 16 : 1;
+    double product[16];
+    for (int64_t c = 0; c < call->Dv; ++c)
+        for (int64_t j = lo / step * step; j < hi; j += step) {
+            int64_t n = 0;
+            for (int64_t i = j > lo ? j : lo; i < j + step && i < hi; ++i)
+                product[n++] = p[i] * block->v[i * call->Dv + c];
+            o[c] = apa_reference_step(kind, o[c], product, n);
+        }
+}
+
+/* exact_accum f32: scores, exponentials and every sum round to FP32. f16: o is FP16 and P is FP16 in P·V (as in kernels
+ * that trade its accuracy for registers); l stays FP32. */
 static void exact_row(apa_reference_block *block, int64_t r, int64_t t)
 {
     const apa_call *call = block->call;
+    const apa_accumulator kind = call->recipe.exact_accum;
+    const apa_accumulator scalar = kind == APA_ACCUMULATOR_F64 ? APA_ACCUMULATOR_F64 : APA_ACCUMULATOR_F32;
     apa_reference_row *row = &block->row[r];
     double *o = block->hot + r * call->Dv;
     double s[APA_REFERENCE_TILE];
@@ -71,26 +91,30 @@ static void exact_row(apa_reference_block *block, int64_t r, int64_t t)
 
     double m = row->hot_max;
     for (int64_t j = lo; j < hi; ++j) {
-        s[j] = call->scale * s[j] - row->shift;
+        s[j] = apa_reference_to(scalar, call->scale * s[j] - row->shift);
         m = s[j] > m ? s[j] : m;
     }
     if (m > row->hot_max) {
-        const double move = exp(row->hot_max - m); /* 0 from the empty state */
-        row->hot_sum *= move;
+        const double move = apa_reference_to(scalar, exp(row->hot_max - m)); /* 0 from the empty state */
+        row->hot_sum = apa_reference_to(scalar, row->hot_sum * move);
         for (int64_t c = 0; c < call->Dv; ++c)
-            o[c] *= move;
+            o[c] = apa_reference_to(kind, o[c] * move);
         row->hot_max = m;
     }
     for (int64_t j = lo; j < hi; ++j) {
-        s[j] = s[j] == -INFINITY ? 0.0 : exp(s[j] - m);
-        row->hot_sum += s[j];
+        s[j] = s[j] == -INFINITY ? 0.0 : apa_reference_to(scalar, exp(s[j] - m));
+        row->hot_sum = apa_reference_to(scalar, row->hot_sum + s[j]);
+        s[j] = apa_reference_to(kind, s[j]);
     }
-    apa_reference_weighted_sum(s, block->v, call->Dv, lo, hi, o);
+    if (kind == APA_ACCUMULATOR_F64)
+        apa_reference_weighted_sum(s, block->v, call->Dv, lo, hi, o);
+    else
+        narrow_values(block, s, lo, hi, o);
 }
 
 void apa_reference_exact_tile(apa_reference_block *block, int64_t t)
 {
-    load_tile(block, t);
+    apa_reference_load_tile(block, t);
     for (int64_t r = 0; r < block->rows; ++r)
         if (apa_reference_sees(&block->row[r], t))
             exact_row(block, r, t);
@@ -105,7 +129,7 @@ static void finish_row(const apa_reference_block *block, int64_t r)
 {
     const apa_call *call = block->call;
     const apa_reference_row *row = &block->row[r];
-    const double tau = call->recipe.cold_format == APA_COLD_FORMAT_NVFP4 ? call->recipe.lazy_tau : 0.0;
+    const double tau = apa_reference_tau(&call->recipe);
     const double *cold = block->cold, *hot = block->hot + r * call->Dv;
     const bool has_cold = row->cold_sum > 0, has_hot = row->hot_sum != 0;
     const double cold_lse = has_cold ? (row->cold_frame + tau) * APA_REFERENCE_LN2 + log(row->cold_sum) : -INFINITY;

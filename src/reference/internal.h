@@ -1,22 +1,32 @@
 /* The reference engine from inside: what its files hand each other.
  *
- *   load.c     tensors ↔ doubles            resolve.c  autos and refusals
- *   prep.c     K and V of one head, quantised    cold.c     Q, scores, probabilities, cold state
- *   walk.c     order, λ, verdicts, second look   exact.c    exact tiles and the merge
- *   reference.c  memory, threads, counts
+ *   load.c         tensors ↔ doubles               resolve.c      autos and refusals
+ *   quantise.c     formats of operands and of sums prep.c         K and V of one head, quantised
+ *   query.c        Q: scales, smoothing, codes     cold.c         scores and the cold state
+ *   probability.c  scores to quantised P           select.c       tiles made hot beforehand
+ *   walk.c         order, λ, verdicts              verdict.c      verdicts that need the whole row first
+ *   lamp.c         LampAttention's tile
+ *   exact.c        exact tiles and the merge       softmax.c      the exact pass whole, and as a tree
+ *   reference.c    memory, threads, counts
  *
  * Quantised numbers are held as "units", the product of element code and block scale, which a float holds exactly, and
- * a coarse scale: K per key (INT8) or per head (NVFP4), V per tile and channel or per head, Q per row. Dot products of
- * units are exact in double: INT8 needs at most 127·127·1024 < 2^24, NVFP4 at most the bits from 2^-20 to 2^33. */
+ * a coarse scale: K per key, V per tile and channel, Q per row, whatever numbers share one. Dot products of units are
+ * exact in double: INT8 needs at most 127·127·1024 < 2^24, E4M3 46 bits, NVFP4 at most the bits from 2^-20 to 2^33. */
 #ifndef APA_REFERENCE_INTERNAL_H
 #define APA_REFERENCE_INTERNAL_H
 
 #include "core/call.h"
 #include "core/context_internal.h"
+#include "formats/formats.h"
+#include "recipe/defaults.h"
+
+#include <math.h>
 
 #define APA_REFERENCE_TILE 64      /* keys */
 #define APA_REFERENCE_ROWS 64      /* rows of a block at most: the largest group */
 #define APA_REFERENCE_DIM_MAX 1024 /* D and Dv */
+#define APA_REFERENCE_Q_BLOCK 128  /* queries: the mean that smooth_q takes off, scales per block */
+#define APA_REFERENCE_Q_WARP 32
 #define APA_REFERENCE_LOG2E 1.4426950408889634074
 #define APA_REFERENCE_LN2 0.69314718055994530942
 
@@ -41,6 +51,12 @@ typedef struct apa_reference_head {
     int64_t *k_count, *v_count; /* [tiles]: keys in these sums */
     float *k_amax, *v_amax;     /* [tiles] */
     uint8_t *forced;            /* [tiles]: holds a non-finite value, so it is hot */
+    float *k_exact;             /* smooth_q, verdict mass_value: [tiles][D][64], prepared keys */
+    float *q_mean;              /* smooth_q: [G][blocks of 128 queries][D], not rotated */
+    float *q_amax;              /* scales over several queries: [G][Sq], the largest value that shares the scale */
+    float *v_channel;           /* scales per channel: [Dv], largest value of the head */
+    double *k_middle, *k_least, *k_most; /* select: [tiles][D], mean, minimum, maximum of the prepared keys */
+    double *k_norm, *k_error;            /* verdict mass_value: [tiles], largest norm of a key and of its rounding */
 } apa_reference_head;
 
 /* sum·2^frame; (-inf, 0) is none. Frames are in log2 units. */
@@ -48,13 +64,19 @@ typedef struct apa_reference_mass {
     double frame, sum;
 } apa_reference_mass;
 
+static inline double apa_reference_mass_log2(apa_reference_mass mass)
+{
+    return mass.frame + log2(mass.sum); /* (-inf, 0) → -inf */
+}
+
 typedef struct apa_reference_row {
-    bool real;            /* not padding */
-    int64_t position, hq; /* query and query head */
-    int64_t first, end;   /* visible keys */
-    double shift;         /* scale·q·k̄ (natural), taken off every score and added back to the LSE */
-    bool finite;          /* q is, as FP32 */
-    double q_scale[2];    /* of the two terms; 0 for a term that is not there */
+    bool real;              /* not padding */
+    int64_t position, hq;   /* query and query head */
+    int64_t first, end;     /* visible keys */
+    double shift;           /* scale·q·k̄ (natural), taken off every score and added back to the LSE */
+    bool finite;            /* q is, as FP32 */
+    double q_scale[2];      /* of the two terms; 0 for a term that is not there */
+    double q_norm, q_error; /* norms of q and of what its codes leave out */
     apa_reference_mass lambda;
     double cold_frame, cold_sum; /* cold state: o_cold and cold_sum are in units of 2^(cold_frame + τ) */
     double hot_max, hot_sum;     /* exact state, natural */
@@ -64,6 +86,12 @@ typedef struct apa_reference_row {
     double p_frame; /* probabilities are 2^(score - p_frame), quantised */
     double p_sum;   /* ℓ_t: their sum */
 } apa_reference_row;
+
+/* What LampAttention did: sub-blocks of rows and tiles. */
+typedef struct apa_reference_lamp {
+    int64_t sub_blocks, recomputed; /* (row, sub-block) pairs */
+    int64_t tiles, disruptive;      /* (row, tile) pairs; with two or more recomputed sub-blocks */
+} apa_reference_lamp;
 
 /* Up to 64 rows worked on together: a group in the walk. */
 typedef struct apa_reference_block {
@@ -78,10 +106,17 @@ typedef struct apa_reference_block {
     double *cold, *hot;           /* [rows][Dv], o of the two states */
     double *kt, *v;               /* tile at hand, [D][64] and [64][Dv] */
     double *p;                    /* [rows][64] scores, then probabilities */
+    double *code;                 /* [rows][64] P in units of the matrix product */
+    double *q_mean;               /* smooth_q: [rows][D], the rows' q̄, rotated */
+    double *delta;                /* smooth_q: [rows][64], q̄·k in FP32 */
+    double *middle;               /* verdict mass_value: [rows][Dv], the output if all were cold */
+    double *tree;                 /* softmax tree: states (m, S), then W */
+    uint8_t *given;               /* [2·tiles]: selected beforehand; then scratch of cold_budget */
     uint8_t *verdict;             /* [tiles] */
     double *mass;                 /* [rows][tiles]: log2 ℓ_t of the visits */
     double *rest;                 /* [rows][tiles]: log2 of Jensen's bounds of what comes after a visit */
     int64_t visible, hot_count, cold_count, candidates;
+    apa_reference_lamp lamp;
 } apa_reference_block;
 
 /* Keys lo … hi-1 of tile t, counted from the tile's first, that a row sees; lo >= hi: none. */
@@ -99,14 +134,21 @@ static inline bool apa_reference_sees(const apa_reference_row *row, int64_t t)
     return row->real && lo < hi;
 }
 
+/* May tiles be hot for reasons of mass, selection or position? */
+static inline bool apa_reference_may_heat(const apa_recipe *recipe)
+{
+    return recipe->force == APA_FORCE_NONE && recipe->eps < 1;
+}
+
 /* True when no verdict can be cold, so that nothing is quantised. */
 static inline bool apa_reference_all_hot(const apa_recipe *recipe)
 {
-    return recipe->force == APA_FORCE_HIGH || (recipe->force == APA_FORCE_NONE && recipe->eps < 0);
+    return recipe->verdict != APA_VERDICT_RULE_LAMP &&
+           (recipe->force == APA_FORCE_HIGH || (recipe->force == APA_FORCE_NONE && recipe->eps < 0));
 }
 
-/* INT8 scores are within about |q||k|/127 of the truth at worst. Where that can exceed this many log2 units (logits in the
- * thousands), estimates say nothing about mass and the group is hot throughout. */
+/* Where INT8 scores can be off by this many log2 units (logits in the thousands), estimates say nothing about mass and
+ * the group is hot throughout. */
 #define APA_REFERENCE_SCORE_ERROR_MAX 32.0
 
 /* Plain exact attention: no statistics at all. */
@@ -114,6 +156,14 @@ static inline bool apa_reference_plain(const apa_recipe *recipe)
 {
     return apa_reference_all_hot(recipe) && recipe->smooth_k != APA_TOGGLE_ON;
 }
+
+/* A rounding grid: mantissa bits, exponent of the smallest normal, largest value, and what lies beyond it. */
+typedef struct apa_reference_grid {
+    int mantissa, emin;
+    double largest, beyond;
+} apa_reference_grid;
+
+extern const apa_reference_grid apa_reference_e2m1, apa_reference_e4m3, apa_reference_f16, apa_reference_bf16;
 
 /* load.c */
 void apa_reference_load(const apa_tensor *x, int64_t b, int64_t h, int64_t s, apa_exact_format format, double *row);
@@ -123,24 +173,89 @@ void apa_reference_store(const apa_tensor *x, int64_t b, int64_t h, int64_t s, c
 /* resolve.c */
 apa_status apa_reference_resolve(apa_context *context, apa_call *call);
 
+/* quantise.c: n values x[0], x[stride], … become units; the scale is returned. amax: largest value that shares it. */
+float apa_reference_amax(const float *x, int64_t n, int64_t stride);
+double apa_reference_int8_units(float *x, int64_t n, int64_t stride, float amax);
+double apa_reference_e4m3_units(float *x, int64_t n, int64_t stride, float amax, float range);
+void apa_reference_nvfp4_units(float *x, int64_t n, int64_t stride, float scale, bool search);
+void apa_reference_mx_units(float *x, int64_t n, int64_t stride, apa_format element, bool up);
+/* The same as apa_format_round() where that saturates or overflows alike, without tables. */
+double apa_reference_round(const apa_reference_grid *grid, double x);
+double apa_reference_keep(apa_kept_format format, double x);
+
+/* One number rounded to an accumulator's format (fp22: to FP32; its cuts are apa_reference_step()'s). */
+static inline double apa_reference_to(apa_accumulator kind, double x)
+{
+    if (kind == APA_ACCUMULATOR_F16)
+        return apa_reference_round(&apa_reference_f16, x);
+    return kind == APA_ACCUMULATOR_F64 ? x : (double)(float)x;
+}
+
+/* sum + Σ product, n at once, in an accumulator. */
+double apa_reference_step(apa_accumulator kind, double sum, const double *product, int64_t n);
+
 /* prep.c */
 void apa_reference_head_layout(apa_reference_arena *arena, const apa_call *call, apa_reference_head *head);
 void apa_reference_prep(apa_context *context, const apa_call *call, apa_reference_head *head);
 void apa_reference_hadamard(float *x, int64_t n);
 
-/* cold.c */
+/* query.c */
+int64_t apa_reference_q_blocks(const apa_call *call);
+void apa_reference_prep_queries(apa_context *context, const apa_call *call, apa_reference_head *head);
 void apa_reference_quantise_q(apa_reference_block *block, int64_t r);
+
+/* probability.c */
+bool apa_reference_framed(const apa_recipe *recipe);    /* does P stand against a running frame? */
+double apa_reference_tau(const apa_recipe *recipe);     /* lazy_tau where it does, else 0 */
+double apa_reference_p_range(const apa_recipe *recipe); /* P = code / range */
+void apa_reference_probabilities(const apa_recipe *recipe, apa_reference_row *row, double *p, double *code);
+
+/* cold.c */
+void apa_reference_cold_load(apa_reference_block *block, int64_t t); /* kt: the tile's keys */
+void apa_reference_score_row(apa_reference_block *block, int64_t r, int64_t t);
 void apa_reference_cold_scores(apa_reference_block *block, int64_t t); /* p, top, next, p_frame, p_sum of all rows */
 void apa_reference_cold_add(apa_reference_block *block, int64_t t);    /* after cold_scores: the tile joins the state */
 void apa_reference_cold_move(apa_reference_block *block, int64_t r, double frame);
+void apa_reference_load_values(apa_reference_block *block, int64_t t); /* v: the tile's values */
+/* After cold_scores and load_values: Σ P·V / ℓ_t. */
+void apa_reference_tile_values(apa_reference_block *block, int64_t r, int64_t t, double *mean);
+
+/* select.c */
+void apa_reference_select(apa_reference_block *block);
+int64_t apa_reference_select_count(const apa_call *call, int64_t seen); /* tiles of a group that sees `seen` */
 
 /* walk.c */
+int64_t apa_reference_visit_tile(const apa_reference_block *block, int64_t k); /* tile of visit k */
+void apa_reference_demote(apa_reference_block *block, int64_t t);              /* a hot tile joins the cold state */
 void apa_reference_walk(apa_reference_block *block);
+
+static inline int64_t apa_reference_visits(const apa_reference_block *block)
+{
+    return block->tile_end - block->tile_first;
+}
+
+static inline bool apa_reference_stays_hot(const apa_reference_block *block, int64_t t)
+{
+    return block->head->forced[t] || block->given[t];
+}
+
+/* verdict.c: after a walk that left every tile to be judged hot */
+void apa_reference_cold_budget(apa_reference_block *block);
+void apa_reference_mass_value(apa_reference_block *block);
+
+/* lamp.c */
+void apa_reference_lamp_tile(apa_reference_block *block, int64_t t);
 
 /* exact.c */
 void apa_reference_dots(const double *q, const double *kt, int64_t D, double *dot);
 void apa_reference_weighted_sum(const double *p, const double *v, int64_t Dv, int64_t lo, int64_t hi, double *o);
+void apa_reference_load_tile(apa_reference_block *block, int64_t t);
 void apa_reference_exact_tile(apa_reference_block *block, int64_t t);
 void apa_reference_finish(const apa_reference_block *block);
+
+/* softmax.c: all hot tiles of a block at once, for softmax whole and tree. */
+int64_t apa_reference_tree_doubles(const apa_call *call);
+void apa_reference_exact_whole(apa_reference_block *block);
+void apa_reference_exact_tree(apa_reference_block *block);
 
 #endif

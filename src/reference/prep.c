@@ -6,18 +6,16 @@
  * when no key is finite. v̄ likewise. Inputs count as their FP32 value (f64 is rounded once).
  * 2. Prepared values in FP32: k - k̄ with one rounding, then the Hadamard rotation; v - v̄. Their maxima (NVFP4). A key
  * or value row that is not finite then forces its tile hot and stands as zeros.
- * 3. Codes. INT8: K per key over D, V per channel over the tile's keys. NVFP4: head scale = 4·amax/2688 rounded up to a
- *    power of two, blocks of 16 along D for K and along keys for V (the last block may be short). With the exact
- * maximum a block's amax/6 is at most 112 in units of the head scale, so UE4M3 (448) cannot overflow. */
+ * 3. Codes (quantise.c). INT8 and E4M3: K with the scale that qk_scale_granularity says, V that of v_scale_granularity.
+ * NVFP4: blocks of 16 along D for K and along keys for V (the last block may be short), in units of the head's tensor
+ * scale: 4·amax/2688 rounded up to a power of two (with the exact maximum a block's amax/6 is at most 112 then, so
+ * UE4M3, 448, cannot overflow), amax/2688, or 1. MX: blocks of 32. An exact operand stays as prepared. */
 #include "reference/internal.h"
-
-#include "formats/formats.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-#define NVFP4_BLOCK 16
 #define NVFP4_RANGE 2688.0 /* 6·448, the largest E2M1 times the largest UE4M3 */
 #define NVFP4_HEADROOM 4.0 /* APA's: its maximum is from a sample */
 
@@ -26,6 +24,18 @@ typedef struct prep_job {
     apa_reference_head *head;
     float k_scale, v_scale; /* NVFP4: of the head */
 } prep_job;
+
+static bool shared_q_scale(const apa_recipe *recipe)
+{
+    return recipe->qk_scale_granularity >= APA_QK_GRANULARITY_THREAD &&
+           recipe->qk_scale_granularity <= APA_QK_GRANULARITY_BLOCK;
+}
+
+/* Are the prepared keys needed beside their codes? */
+static bool keeps_keys(const apa_recipe *recipe)
+{
+    return recipe->smooth_q == APA_TOGGLE_ON || recipe->verdict == APA_VERDICT_RULE_MASS_VALUE;
+}
 
 void apa_reference_head_layout(apa_reference_arena *arena, const apa_call *call, apa_reference_head *head)
 {
@@ -45,6 +55,25 @@ void apa_reference_head_layout(apa_reference_arena *arena, const apa_call *call,
     head->k_amax = apa_reference_take(arena, tiles, 1, sizeof(float));
     head->v_amax = apa_reference_take(arena, tiles, 1, sizeof(float));
     head->forced = apa_reference_take(arena, tiles, 1, sizeof(uint8_t));
+    const apa_recipe *recipe = &call->recipe;
+    if (keeps_keys(recipe))
+        head->k_exact = apa_reference_take(arena, tiles, D * T, sizeof(float));
+    if (recipe->smooth_q == APA_TOGGLE_ON) {
+        head->q_mean = apa_reference_take(arena, call->G * apa_reference_q_blocks(call), D, sizeof(float));
+    }
+    if (shared_q_scale(recipe))
+        head->q_amax = apa_reference_take(arena, call->G, call->Sq, sizeof(float));
+    if (recipe->v_scale_granularity == APA_V_GRANULARITY_CHANNEL)
+        head->v_channel = apa_reference_take(arena, 1, Dv, sizeof(float));
+    if (recipe->select > APA_SELECT_NONE) {
+        head->k_middle = apa_reference_take(arena, tiles, D, sizeof(double));
+        head->k_least = apa_reference_take(arena, tiles, D, sizeof(double));
+        head->k_most = apa_reference_take(arena, tiles, D, sizeof(double));
+    }
+    if (recipe->verdict == APA_VERDICT_RULE_MASS_VALUE) {
+        head->k_norm = apa_reference_take(arena, tiles, 1, sizeof(double));
+        head->k_error = apa_reference_take(arena, tiles, 1, sizeof(double));
+    }
 }
 
 static int64_t keys_of(const apa_call *call, int64_t t)
@@ -137,14 +166,6 @@ static bool prepared_row(const apa_tensor *x, const apa_reference_head *head, in
     return finite;
 }
 
-static float amax_of(const float *x, int64_t n)
-{
-    float amax = 0;
-    for (int64_t i = 0; i < n; ++i)
-        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-    return amax;
-}
-
 /* Jensen needs the tile's mean key: in double over the prepared keys in order. */
 static void mean_key(const prep_job *job, int64_t t, int64_t n)
 {
@@ -155,6 +176,25 @@ static void mean_key(const prep_job *job, int64_t t, int64_t n)
         for (int64_t j = 0; j < n; ++j)
             sum += (double)kt[d * APA_REFERENCE_TILE + j];
         job->head->k_sum[t * D + d] = sum / (double)n;
+    }
+}
+
+/* Means and extremes of the prepared keys, for selection. */
+static void key_extremes(const prep_job *job, int64_t t, int64_t n)
+{
+    const int64_t D = job->call->D;
+    const float *kt = job->head->k_units + t * D * APA_REFERENCE_TILE;
+    for (int64_t d = 0; d < D; ++d) {
+        const float *key = kt + d * APA_REFERENCE_TILE;
+        double sum = 0, least = (double)key[0], most = (double)key[0];
+        for (int64_t j = 0; j < n; ++j) {
+            sum += (double)key[j];
+            least = (double)key[j] < least ? (double)key[j] : least;
+            most = (double)key[j] > most ? (double)key[j] : most;
+        }
+        job->head->k_middle[t * D + d] = sum / (double)n;
+        job->head->k_least[t * D + d] = least;
+        job->head->k_most[t * D + d] = most;
     }
 }
 
@@ -177,42 +217,123 @@ static void fill_task(void *argument, size_t index)
             kt[d * T + j] = key[d];
         finite &= prepared_row(&call->v, head, t * T + j, head->v_mean, false, v + j * Dv);
     }
-    head->k_amax[t] = amax_of(kt, D * T);
-    head->v_amax[t] = amax_of(v, T * Dv);
+    head->k_amax[t] = apa_reference_amax(kt, D * T, 1);
+    head->v_amax[t] = apa_reference_amax(v, T * Dv, 1);
     head->forced[t] = !finite;
     if (call->recipe.lambda_bound == APA_LAMBDA_BOUND_JENSEN)
         mean_key(job, t, n);
+    if (call->recipe.select > APA_SELECT_NONE)
+        key_extremes(job, t, n);
+    if (keeps_keys(&call->recipe))
+        memcpy(head->k_exact + t * D * T, kt, sizeof(float) * (size_t)(D * T));
 }
 
 /* ---- 3. codes ---- */
 
-/* The n values x[0], x[stride], … become units of their INT8 scale, which is returned. */
-static double int8_units(float *x, int64_t n, int64_t stride)
+/* Largest value among the keys of a tile that share key j's scale. */
+static float key_amax(const apa_call *call, const float *kt, int64_t j, int64_t n, float tile_amax)
 {
-    float value[APA_REFERENCE_DIM_MAX] = {0};
-    int8_t code[APA_REFERENCE_DIM_MAX];
-    for (int64_t i = 0; i < n; ++i)
-        value[i] = x[i * stride];
-    const float scale = apa_int8_quantise(value, (size_t)n, code);
-    for (int64_t i = 0; i < n; ++i)
-        x[i * stride] = code[i];
-    return (double)scale;
+    float amax = 0;
+    switch (call->recipe.qk_scale_granularity) {
+    case APA_QK_GRANULARITY_WARP:
+    case APA_QK_GRANULARITY_BLOCK:
+        return tile_amax;
+    case APA_QK_GRANULARITY_THREAD: /* columns 2i and 2i+1 of each 8 belong to thread i of a quad */
+        for (int64_t i = 0; i < n; ++i)
+            if (i % 8 / 2 == j % 8 / 2) {
+                const float own = apa_reference_amax(kt + i, call->D, APA_REFERENCE_TILE);
+                amax = own > amax ? own : amax;
+            }
+        return amax;
+    default:
+        return apa_reference_amax(kt + j, call->D, APA_REFERENCE_TILE);
+    }
 }
 
-/* The n values become units of the head's scale: element code times block scale. */
-static void nvfp4_units(float *x, int64_t n, int64_t stride, float scale, bool search)
+static void quantise_keys(const prep_job *job, int64_t t, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += NVFP4_BLOCK) {
-        const int64_t size = n - i < NVFP4_BLOCK ? n - i : NVFP4_BLOCK;
-        float value[NVFP4_BLOCK];
-        uint8_t code[NVFP4_BLOCK];
-        for (int64_t u = 0; u < size; ++u)
-            value[u] = x[(i + u) * stride] / scale;
-        const uint8_t block = apa_nvfp4_block(value, (size_t)size, search, code, NULL);
-        const double unit = apa_format_decode(APA_FORMAT_UE4M3, block);
-        for (int64_t u = 0; u < size; ++u)
-            x[(i + u) * stride] = (float)(unit * apa_format_decode(APA_FORMAT_E2M1, code[u]));
+    const apa_call *call = job->call;
+    const apa_recipe *recipe = &call->recipe;
+    const int64_t D = call->D, T = APA_REFERENCE_TILE;
+    float *kt = job->head->k_units + t * D * T, amax[APA_REFERENCE_TILE];
+    double *scale = job->head->k_scale + t * T;
+    for (int64_t j = 0; j < n; ++j)
+        amax[j] = key_amax(call, kt, j, n, job->head->k_amax[t]);
+    for (int64_t j = 0; j < T; ++j)
+        scale[j] = 1;
+    for (int64_t j = 0; j < n && recipe->exact_k != APA_TOGGLE_ON; ++j)
+        switch (recipe->qk_format) {
+        case APA_QK_FORMAT_INT8:
+            scale[j] = apa_reference_int8_units(kt + j, D, T, amax[j]);
+            break;
+        case APA_QK_FORMAT_E4M3:
+            scale[j] = apa_reference_e4m3_units(kt + j, D, T, amax[j], 448.0F);
+            break;
+        case APA_QK_FORMAT_NVFP4:
+            scale[j] = (double)job->k_scale;
+            apa_reference_nvfp4_units(kt + j, D, T, job->k_scale, recipe->scale_search == APA_TOGGLE_ON);
+            break;
+        case APA_QK_FORMAT_MXFP4:
+            apa_reference_mx_units(kt + j, D, T, APA_FORMAT_E2M1, recipe->mx_rounding == APA_MX_ROUNDING_UP);
+            break;
+        default:
+            break;
+        }
+}
+
+/* The scale of channel c of the tile; v[0], v[Dv], … its n values, which become units. */
+static double quantise_channel(const prep_job *job, int64_t t, int64_t c, float *v, int64_t n)
+{
+    const apa_call *call = job->call;
+    const apa_recipe *recipe = &call->recipe;
+    const bool up = recipe->mx_rounding == APA_MX_ROUNDING_UP;
+    const int64_t Dv = call->Dv;
+    const float amax = recipe->v_scale_granularity == APA_V_GRANULARITY_CHANNEL ? job->head->v_channel[c]
+                       : recipe->v_scale_granularity == APA_V_GRANULARITY_BLOCK ? job->head->v_amax[t]
+                                                                                : apa_reference_amax(v, n, Dv);
+    if (recipe->exact_v == APA_TOGGLE_ON)
+        return 1;
+    switch (recipe->pv_format) {
+    case APA_PV_FORMAT_INT8:
+        return apa_reference_int8_units(v, n, Dv, amax);
+    case APA_PV_FORMAT_E4M3:
+        return apa_reference_e4m3_units(v, n, Dv, amax, (float)recipe->v_range);
+    case APA_PV_FORMAT_NVFP4:
+        apa_reference_nvfp4_units(v, n, Dv, job->v_scale, recipe->scale_search == APA_TOGGLE_ON);
+        return (double)job->v_scale;
+    case APA_PV_FORMAT_MXFP4:
+        apa_reference_mx_units(v, n, Dv, APA_FORMAT_E2M1, up);
+        return 1;
+    case APA_PV_FORMAT_MXFP8:
+        apa_reference_mx_units(v, n, Dv, APA_FORMAT_E4M3, up);
+        return 1;
+    case APA_PV_FORMAT_F16:
+        for (int64_t j = 0; j < n; ++j)
+            v[j * Dv] = (float)apa_reference_round(&apa_reference_f16, (double)v[j * Dv]);
+        return 1;
+    default:
+        return 1;
     }
+}
+
+/* Largest norm of a key of the tile, and of what its codes leave out; `before` is the tile as prepared. */
+static void key_errors(const prep_job *job, int64_t t, int64_t n, const float *before)
+{
+    const int64_t D = job->call->D, T = APA_REFERENCE_TILE;
+    const float *kt = job->head->k_units + t * D * T;
+    job->head->k_norm[t] = job->head->k_error[t] = 0;
+    for (int64_t j = 0; j < n; ++j) {
+        double norm = 0, error = 0;
+        for (int64_t d = 0; d < D; ++d) {
+            const double x = (double)before[d * T + j], y = (double)kt[d * T + j] * job->head->k_scale[t * T + j];
+            norm += x * x;
+            error += (x - y) * (x - y);
+        }
+        job->head->k_norm[t] = norm > job->head->k_norm[t] ? norm : job->head->k_norm[t];
+        job->head->k_error[t] = error > job->head->k_error[t] ? error : job->head->k_error[t];
+    }
+    job->head->k_norm[t] = sqrt(job->head->k_norm[t]);
+    job->head->k_error[t] = sqrt(job->head->k_error[t]);
 }
 
 static void quantise_task(void *argument, size_t index)
@@ -221,35 +342,35 @@ static void quantise_task(void *argument, size_t index)
     const apa_call *call = job->call;
     apa_reference_head *head = job->head;
     const int64_t t = (int64_t)index, n = keys_of(call, t), D = call->D, Dv = call->Dv, T = APA_REFERENCE_TILE;
-    const bool search = call->recipe.scale_search == APA_TOGGLE_ON;
-    const bool nvfp4 = call->recipe.cold_format == APA_COLD_FORMAT_NVFP4;
-    float *kt = head->k_units + t * D * T, *v = head->v_units + t * T * Dv;
-    for (int64_t j = 0; j < T; ++j)
-        head->k_scale[t * T + j] = (double)job->k_scale;
-    for (int64_t j = 0; j < n; ++j) {
-        if (nvfp4)
-            nvfp4_units(kt + j, D, T, job->k_scale, search);
-        else
-            head->k_scale[t * T + j] = int8_units(kt + j, D, T);
-    }
-    for (int64_t c = 0; c < Dv; ++c) {
-        head->v_scale[t * Dv + c] = (double)job->v_scale;
-        if (nvfp4)
-            nvfp4_units(v + c, n, Dv, job->v_scale, search);
-        else
-            head->v_scale[t * Dv + c] = int8_units(v + c, n, Dv);
-    }
+    quantise_keys(job, t, n);
+    if (call->recipe.verdict == APA_VERDICT_RULE_MASS_VALUE)
+        key_errors(job, t, n, head->k_exact + t * D * T);
+    for (int64_t c = 0; c < Dv; ++c)
+        head->v_scale[t * Dv + c] = quantise_channel(job, t, c, head->v_units + t * T * Dv + c, n);
 }
 
-/* 4·amax/2688 rounded up to a power of two, not under the smallest normal float, so that it can be divided by. */
-static float head_scale(const float *amax, int64_t tiles)
+/* ---- scales of the head ---- */
+
+/* The tensor scale: not under the smallest normal float, so that it can be divided by. */
+static float head_scale(apa_tensor_scale kind, const float *amax, int64_t tiles)
 {
-    const double need = NVFP4_HEADROOM * (double)amax_of(amax, tiles) / NVFP4_RANGE;
+    const float top = apa_reference_amax(amax, tiles, 1);
+    const double need = NVFP4_HEADROOM * (double)top / NVFP4_RANGE;
     int exponent;
+    if (kind == APA_TENSOR_SCALE_NONE)
+        return 1;
+    if (kind == APA_TENSOR_SCALE_AMAX)
+        return top / (float)NVFP4_RANGE < FLT_MIN ? FLT_MIN : top / (float)NVFP4_RANGE;
     if (need <= (double)FLT_MIN)
         return FLT_MIN;
     const double fraction = frexp(need, &exponent); /* need = fraction·2^exponent, fraction in [1/2, 1) */
     return (float)ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
+}
+
+static void channel_maxima(const apa_call *call, apa_reference_head *head)
+{
+    for (int64_t c = 0; c < call->Dv; ++c)
+        head->v_channel[c] = apa_reference_amax(head->v_units + c, apa_call_tiles(call) * APA_REFERENCE_TILE, call->Dv);
 }
 
 void apa_reference_prep(apa_context *context, const apa_call *call, apa_reference_head *head)
@@ -267,10 +388,13 @@ void apa_reference_prep(apa_context *context, const apa_call *call, apa_referenc
     if (apa_reference_all_hot(&call->recipe))
         return;
     apa_context_parallel(context, fill_task, &job, (size_t)tiles);
-    job.k_scale = head_scale(head->k_amax, tiles);
-    job.v_scale = head_scale(head->v_amax, tiles);
+    job.k_scale = head_scale(call->recipe.tensor_scale, head->k_amax, tiles);
+    job.v_scale = head_scale(call->recipe.tensor_scale, head->v_amax, tiles);
+    if (call->recipe.v_scale_granularity == APA_V_GRANULARITY_CHANNEL)
+        channel_maxima(call, head);
+    apa_reference_prep_queries(context, call, head);
     apa_context_parallel(context, quantise_task, &job, (size_t)tiles);
     head->k_scale_max = 0;
-    for (int64_t j = 0; j < tiles * APA_REFERENCE_TILE; ++j)
+    for (int64_t j = 0; j < call->Skv; ++j) /* scales of places beyond the sequence mean nothing */
         head->k_scale_max = head->k_scale[j] > head->k_scale_max ? head->k_scale[j] : head->k_scale_max;
 }

@@ -36,6 +36,7 @@ overflow:
 typedef struct reference_slot {
     apa_reference_block block;
     int64_t visible, hot, cold, candidates;
+    apa_reference_lamp lamp;
 } reference_slot;
 
 typedef struct reference_run {
@@ -56,6 +57,8 @@ static void block_layout(apa_reference_arena *arena, const apa_call *call, int64
     block->kt = apa_reference_take(arena, T, D, sizeof(double));
     block->v = apa_reference_take(arena, T, Dv, sizeof(double));
     block->verdict = apa_reference_take(arena, tiles, 1, sizeof(uint8_t));
+    if (call->recipe.softmax == APA_SOFTMAX_TREE)
+        block->tree = apa_reference_take(arena, rows, apa_reference_tree_doubles(call), sizeof(double));
     if (apa_reference_all_hot(&call->recipe))
         return;
     block->cold = apa_reference_take(arena, rows, Dv, sizeof(double));
@@ -64,6 +67,14 @@ static void block_layout(apa_reference_arena *arena, const apa_call *call, int64
         block->q_units[term] = apa_reference_take(arena, rows, D, sizeof(double));
     block->p = apa_reference_take(arena, rows, T, sizeof(double));
     block->mass = apa_reference_take(arena, tiles, rows, sizeof(double));
+    block->code = apa_reference_take(arena, rows, T, sizeof(double));
+    block->given = apa_reference_take(arena, tiles, 2, sizeof(uint8_t));
+    if (call->recipe.smooth_q == APA_TOGGLE_ON) {
+        block->q_mean = apa_reference_take(arena, rows, D, sizeof(double));
+        block->delta = apa_reference_take(arena, rows, T, sizeof(double));
+    }
+    if (call->recipe.verdict == APA_VERDICT_RULE_MASS_VALUE)
+        block->middle = apa_reference_take(arena, rows, Dv, sizeof(double));
     if (call->recipe.lambda_bound == APA_LAMBDA_BOUND_JENSEN)
         block->rest = apa_reference_take(arena, tiles, rows, sizeof(double));
 }
@@ -99,6 +110,7 @@ static void block_begin(const reference_run *run, const apa_reference_head *head
     block->tile_first = INT64_MAX;
     block->tile_end = 0;
     block->visible = block->hot_count = block->cold_count = block->candidates = 0;
+    memset(&block->lamp, 0, sizeof block->lamp);
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
         memset(row, 0, sizeof *row);
@@ -159,6 +171,21 @@ static void write_verdicts(const apa_reference_block *block)
     }
 }
 
+static void exact_pass(apa_reference_block *block)
+{
+    if (block->call->recipe.softmax == APA_SOFTMAX_WHOLE) {
+        apa_reference_exact_whole(block);
+        return;
+    }
+    if (block->call->recipe.softmax == APA_SOFTMAX_TREE) {
+        apa_reference_exact_tree(block);
+        return;
+    }
+    for (int64_t t = block->tile_first; t < block->tile_end; ++t)
+        if (block->verdict[t] == APA_VERDICT_HOT)
+            apa_reference_exact_tile(block, t);
+}
+
 static void run_block(const reference_run *run, int64_t index, reference_slot *slot)
 {
     const int64_t bh = index / run->blocks_per_head;
@@ -169,15 +196,17 @@ static void run_block(const reference_run *run, int64_t index, reference_slot *s
     block_begin(run, &head, index % run->blocks_per_head, block);
     load_queries(block);
     apa_reference_walk(block);
-    for (int64_t t = block->tile_first; t < block->tile_end; ++t)
-        if (block->verdict[t] == APA_VERDICT_HOT)
-            apa_reference_exact_tile(block, t);
+    exact_pass(block);
     apa_reference_finish(block);
     write_verdicts(block);
     slot->visible += block->visible;
     slot->hot += block->hot_count;
     slot->cold += block->cold_count;
     slot->candidates += block->candidates;
+    slot->lamp.sub_blocks += block->lamp.sub_blocks;
+    slot->lamp.recomputed += block->lamp.recomputed;
+    slot->lamp.tiles += block->lamp.tiles;
+    slot->lamp.disruptive += block->lamp.disruptive;
 }
 
 static void slot_task(void *argument, size_t index)
@@ -198,11 +227,17 @@ static void run_blocks(apa_context *context, reference_run *run, int64_t first, 
 static void sum_counts(const reference_run *run, apa_statistics *statistics)
 {
     statistics->visible = statistics->hot = statistics->cold = statistics->skipped = statistics->candidates = 0;
+    statistics->lamp_sub_blocks = statistics->lamp_recomputed = statistics->lamp_tiles = statistics->lamp_disruptive =
+        0;
     for (int64_t i = 0; i < run->slot_count; ++i) {
         statistics->visible += run->slots[i].visible;
         statistics->hot += run->slots[i].hot;
         statistics->cold += run->slots[i].cold;
         statistics->candidates += run->slots[i].candidates;
+        statistics->lamp_sub_blocks += run->slots[i].lamp.sub_blocks;
+        statistics->lamp_recomputed += run->slots[i].lamp.recomputed;
+        statistics->lamp_tiles += run->slots[i].lamp.tiles;
+        statistics->lamp_disruptive += run->slots[i].lamp.disruptive;
     }
     statistics->hot_share = statistics->visible == 0 ? 0.0 : (double)statistics->hot / (double)statistics->visible;
     statistics->skip_share = 0.0; /* the reference never skips */
@@ -246,8 +281,15 @@ static size_t reference_workspace_bytes(const apa_context *context, const apa_ca
 static void reference_kernel_name(const apa_context *context, const apa_call *call, char *name, size_t size)
 {
     (void)context;
-    const char *cold = call->recipe.cold_format == APA_COLD_FORMAT_NVFP4 ? "nvfp4+" : "int8+";
-    snprintf(name, size, "%sf64 portable", apa_reference_all_hot(&call->recipe) ? "" : cold);
+    char qk[16] = "", pv[16] = "";
+    if (apa_reference_all_hot(&call->recipe)) {
+        snprintf(name, size, "f64 portable");
+        return;
+    }
+    apa_recipe_get(&call->recipe, "qk_format", qk, sizeof qk);
+    apa_recipe_get(&call->recipe, "pv_format", pv, sizeof pv);
+    const bool one = strcmp(qk, pv) == 0;
+    snprintf(name, size, "%s%s%s+f64 portable", qk, one ? "" : "/", one ? "" : pv);
 }
 
 const apa_engine apa_reference_engine = {

@@ -3,12 +3,17 @@
 
 #include "recipe/defaults.h"
 
+#define EARLY_ROWS_CAUSAL 256 /* FFPA's default */
+
 apa_status apa_reference_resolve(apa_context *context, apa_call *call)
 {
     apa_recipe *recipe = &call->recipe;
+    char message[256];
     apa_recipe_fill_auto(recipe, call->Sq, call->Skv, call->D);
     if (recipe->skip == APA_TOGGLE_AUTO)
         recipe->skip = APA_TOGGLE_OFF;
+    if (recipe->early_rows < 0)
+        recipe->early_rows = call->causal ? EARLY_ROWS_CAUSAL : 0;
     if (recipe->tile != APA_REFERENCE_TILE)
         return apa_fail(context, APA_STATUS_UNSUPPORTED, "tile: is %d, the reference engine has tiles of %d keys only",
                         (int)recipe->tile, APA_REFERENCE_TILE);
@@ -19,10 +24,8 @@ apa_status apa_reference_resolve(apa_context *context, apa_call *call)
         return apa_fail(context, APA_STATUS_UNSUPPORTED,
                         "head dim: is %lld (values %lld), the reference engine takes 1 to %d", (long long)call->D,
                         (long long)call->Dv, APA_REFERENCE_DIM_MAX);
-    if (apa_reference_all_hot(recipe))
-        return APA_STATUS_OK; /* nothing below is used */
-    if ((recipe->cold_format == APA_COLD_FORMAT_INT8) != (recipe->p_scale == APA_P_SCALE_ROW_TILE))
-        return apa_fail(context, APA_STATUS_UNSUPPORTED,
-                        "p_scale: row-tile goes with cold format int8, ue4m3 and pow2 with nvfp4, and only so");
+    /* what auto came to may not go together: a format's default with another knob's wish */
+    if (apa_recipe_check(recipe, message, sizeof message) != APA_STATUS_OK)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s", message);
     return APA_STATUS_OK;
 }

@@ -28,19 +28,9 @@ static void mass_add(apa_reference_mass *mass, double frame, double sum)
     }
 }
 
-static double mass_log2(apa_reference_mass mass)
-{
-    return mass.frame + log2(mass.sum); /* (-inf, 0) → -inf */
-}
-
 /* ---- order ---- */
 
-static int64_t visits_of(const apa_reference_block *block)
-{
-    return block->tile_end - block->tile_first;
-}
-
-static int64_t visit_tile(const apa_reference_block *block, int64_t k)
+int64_t apa_reference_visit_tile(const apa_reference_block *block, int64_t k)
 {
     switch (block->call->recipe.order) {
     case APA_ORDER_FORWARD:
@@ -84,12 +74,12 @@ static double jensen_bound(const apa_reference_block *block, int64_t r, int64_t 
 /* rest[r][k] = log2 of the bounds of all visits after visit k, summed from the end: no bound is ever subtracted. */
 static void sum_bounds(apa_reference_block *block)
 {
-    const int64_t visits = visits_of(block), tiles = apa_call_tiles(block->call);
+    const int64_t visits = apa_reference_visits(block), tiles = apa_call_tiles(block->call);
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_mass after = {-INFINITY, 0};
         for (int64_t k = visits - 1; k >= 0; --k) {
-            block->rest[r * tiles + k] = mass_log2(after);
-            const double bound = jensen_bound(block, r, visit_tile(block, k));
+            block->rest[r * tiles + k] = apa_reference_mass_log2(after);
+            const double bound = jensen_bound(block, r, apa_reference_visit_tile(block, k));
             mass_add(&after, bound, bound == -INFINITY ? 0.0 : 1.0);
         }
     }
@@ -97,28 +87,38 @@ static void sum_bounds(apa_reference_block *block)
 
 /* ---- verdicts ---- */
 
-/* About the worst error of an INT8 score of the row, log2 units: half a step of one factor times the norm of the other, both
- * ways, with |k| <= sqrt(D)·max|k|, and a spare factor of two to three over the root mean square. */
+/* About the worst error of an INT8 score of the row, log2 units: half a step of one factor times the norm of the other,
+ * both ways, with |k| <= sqrt(D)·max|k|, and a spare factor of two to three over the root mean square. */
 static bool beyond_int8(const apa_reference_block *block, int64_t r)
 {
     const apa_call *call = block->call;
     const double *units = block->q_units[0] + r * call->D;
     double squares = 0;
-    if (call->recipe.cold_format != APA_COLD_FORMAT_INT8 || call->recipe.force != APA_FORCE_NONE || call->recipe.eps >= 1)
+    const bool int8 = call->recipe.qk_format == APA_QK_FORMAT_INT8 && call->recipe.exact_q != APA_TOGGLE_ON &&
+                      call->recipe.exact_k != APA_TOGGLE_ON;
+    if (!int8 || call->recipe.verdict == APA_VERDICT_RULE_NONE || !apa_reference_may_heat(&call->recipe))
         return false;
     for (int64_t d = 0; d < call->D; ++d)
         squares += units[d] * units[d];
-    const double error = block->row[r].q_scale[0] * (127.0 * sqrt((double)call->D) + sqrt(squares)) * block->head->k_scale_max;
+    const double error =
+        block->row[r].q_scale[0] * (127.0 * sqrt((double)call->D) + sqrt(squares)) * block->head->k_scale_max;
     return error * fabs(call->scale) * APA_REFERENCE_LOG2E > APA_REFERENCE_SCORE_ERROR_MAX;
 }
 
-/* Is the group hot whatever λ says: forced or ε < 0, a query that is not finite or beyond what INT8 can judge, or few tiles
- * (early rows)? */
+/* Is the row's place among the keys (without a mask: among the queries) before early_rows? */
+static bool early_row(const apa_call *call, const apa_reference_row *row)
+{
+    const int64_t offset = call->causal ? call->q_offset : 0;
+    return offset < call->recipe.early_rows && row->position < call->recipe.early_rows - offset;
+}
+
+/* Is the group hot whatever λ says: forced or ε < 0, a query that is not finite or beyond what INT8 can judge, few
+ * tiles, or an early row? */
 static bool hot_throughout(const apa_reference_block *block)
 {
     const apa_recipe *recipe = &block->call->recipe;
-    bool early = recipe->force == APA_FORCE_NONE && recipe->eps < 1 && recipe->early_tiles > 0;
-    bool finite = true;
+    const bool may = apa_reference_may_heat(recipe);
+    bool early = may && recipe->early_tiles > 0, hybrid = false, finite = true;
     if (apa_reference_all_hot(recipe))
         return true;
     for (int64_t r = 0; r < block->rows; ++r) {
@@ -127,16 +127,17 @@ static bool hot_throughout(const apa_reference_block *block)
             continue;
         const int64_t seen = (row->end - 1) / APA_REFERENCE_TILE - row->first / APA_REFERENCE_TILE + 1;
         early = early && seen <= recipe->early_tiles;
+        hybrid = hybrid || (may && early_row(block->call, row));
         finite = finite && row->finite && !beyond_int8(block, r);
     }
-    return early || !finite;
+    return early || hybrid || !finite;
 }
 
 /* After cold_scores: is the tile of visit k a candidate? Then λ takes it in. */
 static bool judge(apa_reference_block *block, int64_t k, int64_t t)
 {
     const apa_recipe *recipe = &block->call->recipe;
-    const bool may = recipe->force == APA_FORCE_NONE && recipe->eps < 1;
+    const bool may = apa_reference_may_heat(recipe) && recipe->verdict == APA_VERDICT_RULE_MASS;
     const int64_t tiles = apa_call_tiles(block->call);
     bool candidate = false;
     for (int64_t r = 0; r < block->rows; ++r) {
@@ -154,43 +155,67 @@ static bool judge(apa_reference_block *block, int64_t k, int64_t t)
     return candidate;
 }
 
-/* A hot tile may lift the cold frame, but only to δ under its own (NVFP4; INT8's P needs no frame). */
+/* A hot tile may lift the cold frame, but only to δ under its own (where P needs a frame). */
 static void lift_frames(apa_reference_block *block)
 {
-    if (block->call->recipe.cold_format != APA_COLD_FORMAT_NVFP4)
+    if (!apa_reference_framed(&block->call->recipe))
         return;
     for (int64_t r = 0; r < block->rows; ++r)
         if (block->row[r].next != -INFINITY)
             apa_reference_cold_move(block, r, block->row[r].next - block->call->recipe.frame_drop);
 }
 
+void apa_reference_demote(apa_reference_block *block, int64_t t)
+{
+    block->verdict[t] = APA_VERDICT_COLD;
+    apa_reference_cold_scores(block, t);
+    apa_reference_cold_add(block, t);
+}
+
 static void second_look(apa_reference_block *block)
 {
     const int64_t tiles = apa_call_tiles(block->call);
-    for (int64_t k = 0; k < visits_of(block); ++k) {
-        const int64_t t = visit_tile(block, k);
-        bool hot = block->head->forced[t];
+    for (int64_t k = 0; k < apa_reference_visits(block); ++k) {
+        const int64_t t = apa_reference_visit_tile(block, k);
+        bool hot = apa_reference_stays_hot(block, t);
         if (block->verdict[t] != APA_VERDICT_HOT)
             continue;
         for (int64_t r = 0; r < block->rows && !hot; ++r)
             hot = apa_reference_sees(&block->row[r], t) &&
-                  exp2(block->mass[r * tiles + k] - mass_log2(block->row[r].lambda)) > block->call->recipe.eps;
-        if (hot)
-            continue;
-        block->verdict[t] = APA_VERDICT_COLD;
-        apa_reference_cold_scores(block, t);
-        apa_reference_cold_add(block, t);
+                  exp2(block->mass[r * tiles + k] - apa_reference_mass_log2(block->row[r].lambda)) >
+                      block->call->recipe.eps;
+        if (!hot)
+            apa_reference_demote(block, t);
     }
+}
+
+/* ---- the walk ---- */
+
+/* Does the verdict need the whole row first (verdict.c)? */
+static bool judges_last(const apa_recipe *recipe)
+{
+    return apa_reference_may_heat(recipe) &&
+           (recipe->verdict == APA_VERDICT_RULE_COLD_BUDGET || recipe->verdict == APA_VERDICT_RULE_MASS_VALUE);
 }
 
 static void visit(apa_reference_block *block, int64_t k)
 {
-    const int64_t t = visit_tile(block, k);
+    const apa_recipe *recipe = &block->call->recipe;
+    const int64_t t = apa_reference_visit_tile(block, k);
     block->verdict[t] = APA_VERDICT_HOT;
     if (block->head->forced[t])
         return;
+    if (recipe->verdict == APA_VERDICT_RULE_LAMP) {
+        block->verdict[t] = APA_VERDICT_COLD;
+        apa_reference_lamp_tile(block, t);
+        return;
+    }
     apa_reference_cold_scores(block, t);
-    if (judge(block, k, t)) {
+    const bool hot = judge(block, k, t) || block->given[t];
+    if (judges_last(recipe)) {
+        if (recipe->verdict == APA_VERDICT_RULE_MASS_VALUE)
+            apa_reference_cold_add(block, t);
+    } else if (hot) {
         lift_frames(block);
     } else {
         block->verdict[t] = APA_VERDICT_COLD;
@@ -208,16 +233,30 @@ static void count(apa_reference_block *block)
     }
 }
 
+/* After the visits, with λ complete. */
+static void last_verdicts(apa_reference_block *block)
+{
+    const apa_recipe *recipe = &block->call->recipe;
+    if (judges_last(recipe) && recipe->verdict == APA_VERDICT_RULE_COLD_BUDGET)
+        apa_reference_cold_budget(block);
+    else if (judges_last(recipe))
+        apa_reference_mass_value(block);
+    else if (recipe->second_look == APA_TOGGLE_ON)
+        second_look(block);
+}
+
 void apa_reference_walk(apa_reference_block *block)
 {
     const apa_recipe *recipe = &block->call->recipe;
-    const int64_t visits = visits_of(block);
+    const int64_t visits = apa_reference_visits(block);
     const bool throughout = hot_throughout(block);
     memset(block->verdict, APA_VERDICT_INVISIBLE, (size_t)apa_call_tiles(block->call));
     if (!throughout && recipe->lambda_bound == APA_LAMBDA_BOUND_JENSEN)
         sum_bounds(block);
+    if (!apa_reference_all_hot(recipe))
+        apa_reference_select(block);
     for (int64_t k = 0; k < visits; ++k) {
-        const int64_t t = visit_tile(block, k), n = rows_seeing(block, t);
+        const int64_t t = apa_reference_visit_tile(block, k), n = rows_seeing(block, t);
         if (n == 0)
             continue;
         if (throughout)
@@ -226,7 +265,7 @@ void apa_reference_walk(apa_reference_block *block)
             visit(block, k);
         block->candidates += block->verdict[t] == APA_VERDICT_HOT ? n : 0;
     }
-    if (!throughout && recipe->second_look == APA_TOGGLE_ON)
-        second_look(block);
+    if (!throughout)
+        last_verdicts(block);
     count(block);
 }

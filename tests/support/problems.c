@@ -52,14 +52,14 @@ int64_t apa_test_below(apa_test_rng *rng, int64_t n)
 
 /* ---- tensors ---- */
 
-static size_t offset_of(const apa_tensor *x, int64_t b, int64_t h, int64_t s, int64_t d)
+static int64_t offset_of(const apa_tensor *x, int64_t b, int64_t h, int64_t s, int64_t d)
 {
-    return (size_t)(b * x->stride[0] + h * x->stride[1] + s * x->stride[2] + d * x->stride[3]);
+    return b * x->stride[0] + h * x->stride[1] + s * x->stride[2] + d * x->stride[3]; /* negative where a stride is */
 }
 
 double apa_test_get(const apa_tensor *x, int64_t b, int64_t h, int64_t s, int64_t d)
 {
-    const size_t at = offset_of(x, b, h, s, d);
+    const int64_t at = offset_of(x, b, h, s, d);
     switch (x->dtype) {
     case APA_DTYPE_F16:
         return (double)apa_f16_to_f32(((const uint16_t *)x->data)[at]);
@@ -74,7 +74,7 @@ double apa_test_get(const apa_tensor *x, int64_t b, int64_t h, int64_t s, int64_
 
 void apa_test_set(const apa_tensor *x, int64_t b, int64_t h, int64_t s, int64_t d, double value)
 {
-    const size_t at = offset_of(x, b, h, s, d);
+    const int64_t at = offset_of(x, b, h, s, d);
     switch (x->dtype) {
     case APA_DTYPE_F16:
         ((uint16_t *)x->data)[at] = apa_f64_to_f16(value);
@@ -168,7 +168,7 @@ static int output_broken(const apa_test_problem *t, int which, const apa_tensor 
     assert_non_null(copy);
     memcpy(copy, t->memory[which], t->bytes[which]);
     FOR_ELEMENTS(x, b, h, s, d)
-    memset(copy + (GUARD_ELEMENTS + offset_of(x, b, h, s, d)) * size, GUARD_BYTE, size);
+    memset(copy + (GUARD_ELEMENTS + offset_of(x, b, h, s, d)) * (int64_t)size, GUARD_BYTE, size);
     for (size_t i = 0; i < t->bytes[which]; ++i)
         broken |= copy[i] != GUARD_BYTE;
     free(copy);
