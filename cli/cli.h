@@ -17,20 +17,24 @@ enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_MISUSE = 2 };
 
 /* ------------------------------------------------------------------------------- options (options.c) */
 
-enum { CLI_RUN = 1, CLI_EVAL = 2, CLI_BENCH = 4, CLI_GEN = 8, CLI_INFO = 16 };
+enum { CLI_RUN = 1, CLI_EVAL = 2, CLI_BENCH = 4, CLI_GEN = 8, CLI_INFO = 16, CLI_SWEEP = 32 };
 
 typedef struct cli_options {
     const char *kind; /* gen KIND, or --kind */
     const char *q, *k, *v, *dump, *out, *lse, *json;
     const char *method, *compare, *engine, *layout, *out_dtype, *dtype, *shape_text, *window_text;
+    const char *worst_by, *device, *csv;
     double eps, scale;              /* NaN when not given */
     int64_t q_offset;               /* APA_Q_OFFSET_DEFAULT when not given */
     int64_t window[2];              /* -1 = no bound */
     int64_t threads, repeats, seed; /* repeats 0 when not given */
+    int64_t worst;                  /* pairs to list; 0 when not given */
     int64_t shape[7];               /* B, Hq, Hkv, Sq, Skv, D, Dv; all 0 when not given */
-    int causal, recipes, help;
+    int causal, recipes, help, histogram, per_head, attribute;
     char **sets; /* --set key=value, split in place by cli_recipe() */
     int set_count;
+    char **overs; /* --over key=v1,v2 */
+    int over_count;
 } cli_options;
 
 /* Parses the arguments after the subcommand's name. Returns CLI_DONE, or CLI_MISUSE with the line printed.
@@ -58,6 +62,8 @@ int cli_context_create(const cli_options *options, apa_context **context);
 
 /* Preset `method` with --eps and --set applied, and checked. */
 int cli_recipe(const cli_options *options, const char *method, apa_recipe *recipe);
+/* The same, not yet checked as a whole. */
+int cli_recipe_set_up(const cli_options *options, const char *method, apa_recipe *recipe);
 
 typedef struct cli_inputs {
     apa_array q, k, v;
@@ -104,6 +110,10 @@ int cli_path_check(const cli_options *options, const char *option, const char *p
 /* Writes files, all or none; SIGINT, SIGTERM and SIGHUP wait until the files are whole or gone. */
 int cli_files_write(const apa_output_file *files, size_t count);
 
+/* Shares of the sub-blocks that LampAttention recomputed and of its disruptive tiles; NaN for other methods. */
+double cli_lamp_recomputed(const apa_statistics *statistics);
+double cli_lamp_disruptive(const apa_statistics *statistics);
+
 /* Number as JSON, null when it is not finite. */
 json_t *cli_json_number(double value);
 json_t *cli_json_recipe(const apa_recipe *recipe);
@@ -127,10 +137,50 @@ double cli_memory_bytes(void);
 void cli_sort(double *values, int64_t n);
 double cli_quantile(const double *sorted, int64_t n, double p);
 
+/* ------------------------------------------------------------------------------- diagnosis (diagnose.c) */
+
+/* What --worst, --histogram, --per-head and --attribute found about one method; starts as zeros. */
+typedef struct cli_diagnosis {
+    apa_pair_detail *worst;
+    int64_t worst_count;
+    apa_head_error *heads;
+    int64_t head_count;
+    bool has_histogram, has_attribution;
+    apa_histogram histogram;
+    apa_attribution attribution;
+} cli_diagnosis;
+
+/* Is anything of the kind asked for? And is the call sound? */
+bool cli_diagnosis_wanted(const cli_options *options);
+int cli_diagnosis_check(const cli_options *options);
+
+/* problem.out: the method's output; recipe: as it ran; verdicts: of that run. */
+int cli_diagnose(const cli_options *options, apa_context *context, const apa_problem *problem, const apa_tensor *truth,
+                 const apa_recipe *recipe, const uint8_t *verdicts, cli_diagnosis *diagnosis);
+void cli_diagnosis_free(cli_diagnosis *diagnosis);
+
+/* Keys worst, histogram, heads, attribution, those that there are. */
+void cli_diagnosis_json(const cli_diagnosis *diagnosis, json_t *object);
+void cli_diagnosis_print(const cli_options *options, const cli_diagnosis *diagnosis);
+
+/* ------------------------------------------------------------------------------- modelled cost (devices.c) */
+
+#define CLI_DEVICES 16
+
+typedef struct cli_devices {
+    int count;
+    const apa_device_profile *profile[CLI_DEVICES];
+} cli_devices;
+
+/* "h200,zen4" or "all"; NULL: `fallback`, which may be NULL for none. */
+int cli_devices_choose(const char *list, const char *fallback, cli_devices *devices);
+json_t *cli_json_cost(const apa_cost *cost);
+
 /* ------------------------------------------------------------------------------- subcommands */
 
 int cli_run(const cli_options *options);
 int cli_eval(const cli_options *options);
+int cli_sweep(const cli_options *options);
 int cli_bench(const cli_options *options);
 int cli_gen(const cli_options *options);
 int cli_info(const cli_options *options);

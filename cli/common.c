@@ -9,7 +9,7 @@
 
 int cli_complain(int code, const char *format, ...)
 {
-    char line[1024];
+    char line[4096];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
@@ -91,7 +91,7 @@ int cli_context_create(const cli_options *options, apa_context **context)
 
 static int apply_set(char *setting, apa_recipe *recipe)
 {
-    char message[512];
+    char message[2048];
     char *equals = strchr(setting, '=');
     *equals = '\0';
     apa_status status = apa_recipe_set(recipe, setting, equals + 1, message, sizeof message);
@@ -99,9 +99,9 @@ static int apply_set(char *setting, apa_recipe *recipe)
     return status == APA_STATUS_OK ? CLI_DONE : cli_complain(cli_exit_code(status), "--set: %s", message);
 }
 
-int cli_recipe(const cli_options *options, const char *method, apa_recipe *recipe)
+int cli_recipe_set_up(const cli_options *options, const char *method, apa_recipe *recipe)
 {
-    char message[512];
+    char message[1024];
     if (apa_recipe_init(recipe, method) != APA_STATUS_OK) {
         message[0] = '\0';
         for (size_t i = 0; apa_recipe_preset_name(i) != NULL; i++) {
@@ -117,6 +117,13 @@ int cli_recipe(const cli_options *options, const char *method, apa_recipe *recip
     }
     for (int i = 0; i < options->set_count && code == CLI_DONE; i++)
         code = apply_set(options->sets[i], recipe);
+    return code;
+}
+
+int cli_recipe(const cli_options *options, const char *method, apa_recipe *recipe)
+{
+    char message[512];
+    int code = cli_recipe_set_up(options, method, recipe);
     if (code == CLI_DONE && apa_recipe_check(recipe, message, sizeof message) != APA_STATUS_OK)
         code = cli_complain(CLI_MISUSE, "recipe: %s", message);
     return code;

@@ -14,11 +14,15 @@ typedef struct eval_state {
     cli_inputs inputs;
     apa_context *context;
     apa_array truth, truth_lse;
+    apa_array out; /* of one method after the other, where it is diagnosed */
     apa_evaluation_options evaluation_options;
+    cli_devices devices;
     int count;
     char names[MAX_METHODS][24];
     apa_recipe recipe[MAX_METHODS];
+    int32_t tile[MAX_METHODS];
     apa_evaluation result[MAX_METHODS];
+    cli_diagnosis diagnosis[MAX_METHODS];
 } eval_state;
 
 /* "exact,apa,cold" or the one --method. */
@@ -68,6 +72,7 @@ static int plan_all(eval_state *state)
         apa_status status = apa_attention_plan(state->context, &problem, &state->recipe[i], &options, &plan);
         if (status != APA_STATUS_OK)
             return cli_complain_context(state->options, state->context, status);
+        state->tile[i] = plan.recipe.tile;
         slow = slow || strcmp(plan.engine, "reference") == 0;
     }
     apa_evaluation_options *e = &state->evaluation_options;
@@ -92,15 +97,54 @@ static int find_truth(eval_state *state)
     return status == APA_STATUS_OK ? CLI_DONE : cli_complain_context(state->options, state->context, status);
 }
 
+static int evaluate(eval_state *state, int i, const apa_problem *problem)
+{
+    apa_status status =
+        apa_evaluate(state->context, problem, &state->recipe[i], &state->evaluation_options, &state->result[i]);
+    return status == APA_STATUS_OK ? CLI_DONE : cli_complain_context(state->options, state->context, status);
+}
+
+/* With the output and the verdict map kept for the diagnosis. */
+static int evaluate_and_diagnose(eval_state *state, int i)
+{
+    apa_problem problem = state->inputs.problem;
+    const apa_array_type type = problem.q.dtype == APA_DTYPE_F64 ? APA_ARRAY_F64 : APA_ARRAY_F32;
+    const int64_t *q = problem.q.shape, Skv = problem.k.shape[2];
+    const int64_t shape[4] = {q[0], q[1], q[2], Skv / state->tile[i] + (Skv % state->tile[i] != 0)};
+    apa_array verdicts;
+    memset(&verdicts, 0, sizeof verdicts);
+    apa_array_free(&state->out);
+    int code = cli_output_make(&state->inputs, type, problem.v.shape[3], &state->out, &problem.out);
+    if (code == CLI_DONE && apa_array_allocate(&verdicts, APA_ARRAY_BOOL, 4, shape) != APA_STATUS_OK)
+        code = cli_complain(CLI_FAILED, "no memory for the verdicts");
+    state->evaluation_options.verdicts = verdicts.data;
+    if (code == CLI_DONE)
+        code = evaluate(state, i, &problem);
+    if (code == CLI_DONE)
+        code = cli_diagnose(state->options, state->context, &problem, &state->evaluation_options.truth,
+                            &state->result[i].statistics.recipe, verdicts.data, &state->diagnosis[i]);
+    state->evaluation_options.verdicts = NULL;
+    apa_array_free(&verdicts);
+    return code;
+}
+
 static int evaluate_all(eval_state *state)
 {
-    for (int i = 0; i < state->count; i++) {
-        apa_status status = apa_evaluate(state->context, &state->inputs.problem, &state->recipe[i],
-                                         &state->evaluation_options, &state->result[i]);
-        if (status != APA_STATUS_OK)
-            return cli_complain_context(state->options, state->context, status);
-    }
-    return CLI_DONE;
+    int code = CLI_DONE;
+    for (int i = 0; i < state->count && code == CLI_DONE; i++)
+        code = cli_diagnosis_wanted(state->options) ? evaluate_and_diagnose(state, i)
+                                                    : evaluate(state, i, &state->inputs.problem);
+    return code;
+}
+
+/* What the method would cost on a device. */
+static apa_cost modelled(const eval_state *state, int i, int device)
+{
+    apa_cost cost;
+    memset(&cost, 0, sizeof cost);
+    apa_cost_estimate(state->context, &state->inputs.problem, &state->result[i].statistics,
+                      state->devices.profile[device], &cost); /* nothing of it can fail after a run */
+    return cost;
 }
 
 /* ------------------------------------------------------------------------------- JSON */
@@ -144,6 +188,8 @@ static json_t *result_json(const eval_state *state, int i)
                    {"hot_share", s->hot_share},
                    {"skip_share", s->skip_share},
                    {"candidates_share", candidates},
+                   {"lamp_recomputed", cli_lamp_recomputed(s)},
+                   {"lamp_disruptive", cli_lamp_disruptive(s)},
                    {"prep_ms", r->prep_ms},
                    {"attention_ms", r->attention_ms},
                    {"exact_ms", r->exact_ms},
@@ -158,6 +204,15 @@ static json_t *result_json(const eval_state *state, int i)
     json_object_set_new(object, "shape", cli_json_problem_shape(&state->inputs.problem));
     json_object_set_new(object, "dtype", json_string(apa_dtype_name(state->inputs.problem.q.dtype)));
     json_object_set_new(object, "recipe", cli_json_recipe(&s->recipe));
+    cli_diagnosis_json(&state->diagnosis[i], object);
+    if (state->devices.count > 0) {
+        json_t *costs = json_object();
+        for (int j = 0; j < state->devices.count; j++) {
+            const apa_cost cost = modelled(state, i, j);
+            json_object_set_new(costs, state->devices.profile[j]->name, cli_json_cost(&cost));
+        }
+        json_object_set_new(object, "cost", costs);
+    }
     return object;
 }
 
@@ -191,6 +246,9 @@ static void print_one(const eval_state *state)
     printf("norm ratio       %.6f ... %.6f\n", e->norm_ratio_min, e->norm_ratio_max);
     printf("tiles            hot %.2f %%   skipped %.2f %%   (candidates %.2f %%)\n", 100 * s->hot_share,
            100 * s->skip_share, s->visible > 0 ? 100.0 * (double)s->candidates / (double)s->visible : 0);
+    if (s->lamp_sub_blocks > 0)
+        printf("sub-blocks       recomputed %.2f %%   disruptive tiles %.2f %%\n", 100 * cli_lamp_recomputed(s),
+               100 * cli_lamp_disruptive(s));
     printf("time             prep %.3f ms   attention %.3f ms   exact %.3f ms   ratio %.2fx (medians of %d)\n",
            r->prep_ms, r->attention_ms, r->exact_ms, r->speedup, (int)state->evaluation_options.repeats);
 }
@@ -203,14 +261,42 @@ static void print_table(const eval_state *state)
            p->q.shape[0], p->q.shape[1], p->k.shape[1], p->q.shape[2], p->k.shape[2], p->q.shape[3],
            apa_dtype_name(p->q.dtype), state->result[0].error.pairs, state->result[0].statistics.engine,
            (int)apa_context_threads(state->context));
-    printf("%-10s %11s %11s %11s %10s %10s %7s %7s %9s %12s %9s  %s\n", "method", "pooled cos", "mean cos", "min cos",
+    printf("%-18s %11s %11s %11s %10s %10s %7s %7s %9s %12s %9s  %s\n", "method", "pooled cos", "mean cos", "min cos",
            "rel L2", "worst L2", "hot %", "skip %", "prep ms", "attention ms", "vs exact", "kernel");
     for (int i = 0; i < state->count; i++) {
         const apa_evaluation *r = &state->result[i];
-        printf("%-10s %11.8f %11.8f %11.8f %10.3e %10.3e %7.2f %7.2f %9.2f %12.2f %8.2fx  %s\n", state->names[i],
+        printf("%-18s %11.8f %11.8f %11.8f %10.3e %10.3e %7.2f %7.2f %9.2f %12.2f %8.2fx  %s\n", state->names[i],
                r->error.pooled_cos, r->error.mean_cos, r->error.min_cos, r->error.rel_l2, r->error.rel_l2_max,
                100 * r->statistics.hot_share, 100 * r->statistics.skip_share, r->prep_ms, r->attention_ms, r->speedup,
                r->statistics.kernel);
+    }
+}
+
+static void print_costs(const eval_state *state)
+{
+    if (state->devices.count > 0)
+        printf("\nmodelled cost (docs/cost-model.md)\n%-16s %-10s %10s %13s %10s %9s  %s\n", "method", "device",
+               "prep ms", "attention ms", "exact ms", "vs exact", "units replaced by wider ones");
+    for (int i = 0; i < state->count; i++)
+        for (int j = 0; j < state->devices.count; j++) {
+            const apa_cost c = modelled(state, i, j);
+            printf("%-18s %-10s %10.4f %13.4f %10.4f %8.2fx ", state->names[i], state->devices.profile[j]->name,
+                   c.prep_ms, c.attention_ms, c.exact_ms, c.speedup);
+            for (int u = 0; u < APA_UNIT_COUNT; u++)
+                if (c.replaced & 1u << u)
+                    printf(" %s", apa_unit_name((apa_unit)u));
+            printf("\n");
+        }
+}
+
+static void print(const eval_state *state)
+{
+    state->options->compare != NULL ? print_table(state) : print_one(state);
+    print_costs(state);
+    for (int i = 0; i < state->count && cli_diagnosis_wanted(state->options); i++) {
+        if (state->count > 1)
+            printf("\n---- %s\n", state->names[i]);
+        cli_diagnosis_print(state->options, &state->diagnosis[i]);
     }
 }
 
@@ -221,6 +307,10 @@ int cli_eval(const cli_options *options)
         return cli_complain(CLI_FAILED, "no memory");
     state->options = options;
     int code = choose_methods(state);
+    if (code == CLI_DONE)
+        code = cli_diagnosis_check(options);
+    if (code == CLI_DONE)
+        code = cli_devices_choose(options->device, NULL, &state->devices);
     if (code == CLI_DONE)
         code = cli_path_check(options, "--json", options->json);
     if (code == CLI_DONE)
@@ -237,7 +327,10 @@ int cli_eval(const cli_options *options)
     if (code == CLI_DONE)
         code = cli_finish(options, to_json(state), files, 0);
     if (code == CLI_DONE && cli_prints(options))
-        options->compare != NULL ? print_table(state) : print_one(state);
+        print(state);
+    for (int i = 0; i < MAX_METHODS; i++)
+        cli_diagnosis_free(&state->diagnosis[i]);
+    apa_array_free(&state->out);
     cli_inputs_free(&state->inputs);
     apa_array_free(&state->truth);
     apa_array_free(&state->truth_lse);

@@ -59,17 +59,22 @@ static int describe_files(const cli_options *options)
     return code;
 }
 
-/* What eps becomes for a cold format on an engine; false where the engine has no such format. */
-static bool resolved_eps(apa_context *context, const char *engine, const char *cold_format, char *eps, size_t size,
+/* Lengths that the default eps is shown at: it may depend on the number of keys. */
+static const int64_t lengths[] = {2048, 16384, 131072};
+#define LENGTHS (sizeof lengths / sizeof lengths[0])
+
+/* What eps becomes for a cold format on an engine at a number of keys; false where the engine has no such format. */
+static bool resolved_eps(apa_context *context, const char *engine, const char *cold_format, int64_t Skv, double *eps,
                          char kernel[64])
 {
+    char text[64];
     apa_recipe recipe;
     apa_problem problem;
     apa_attention_options options;
     apa_plan plan;
     apa_problem_init(&problem);
     problem.q = apa_tensor_hnd(NULL, APA_DTYPE_F16, 1, 8, 1024, 128);
-    problem.k = problem.v = apa_tensor_hnd(NULL, APA_DTYPE_F16, 1, 8, 4096, 128);
+    problem.k = problem.v = apa_tensor_hnd(NULL, APA_DTYPE_F16, 1, 8, Skv, 128);
     problem.out = apa_tensor_hnd(NULL, APA_DTYPE_F32, 1, 8, 1024, 128);
     problem.causal = 1;
     apa_attention_options_init(&options);
@@ -77,10 +82,35 @@ static bool resolved_eps(apa_context *context, const char *engine, const char *c
     apa_plan_init(&plan);
     if (apa_recipe_init(&recipe, "apa") != APA_STATUS_OK ||
         apa_recipe_set(&recipe, "cold_format", cold_format, NULL, 0) != APA_STATUS_OK ||
-        apa_attention_plan(context, &problem, &recipe, &options, &plan) != APA_STATUS_OK)
+        apa_attention_plan(context, &problem, &recipe, &options, &plan) != APA_STATUS_OK ||
+        apa_recipe_get(&plan.recipe, "eps", text, sizeof text) != APA_STATUS_OK)
         return false;
     memcpy(kernel, plan.kernel, 64);
-    return apa_recipe_get(&plan.recipe, "eps", eps, size) == APA_STATUS_OK;
+    *eps = strtod(text, NULL);
+    return true;
+}
+
+/* One line of a cold format, and its JSON: one eps, or the rule and what it gives at some lengths. */
+static json_t *describe_format(const char *format, const double eps[LENGTHS], const char *kernel, bool print)
+{
+    json_t *at = json_object();
+    char text[160] = "", key[32];
+    bool same = true;
+    for (size_t i = 0; i < LENGTHS; i++) {
+        const size_t used = strlen(text);
+        same = same && eps[i] == eps[0];
+        snprintf(key, sizeof key, "%" PRId64, lengths[i]);
+        json_object_set_new(at, key, cli_json_number(eps[i]));
+        snprintf(text + used, sizeof text - used, "%s%.4g at %s", i == 0 ? "" : ", ", eps[i], key);
+    }
+    const char *rule = same ? "the same at every length" : "0.22/sqrt(ceil(Skv/64)), at most 0.1";
+    if (print && same)
+        printf("    cold format %-8s default eps %-8.4g kernel %s\n", format, eps[0], kernel);
+    else if (print)
+        printf("    cold format %-8s default eps %s:\n                         %s keys; kernel %s\n", format, rule,
+               text, kernel);
+    return json_pack("{s:o,s:s,s:o,s:s}", "eps", same ? cli_json_number(eps[0]) : json_null(), "eps_rule", rule,
+                     "eps_at", at, "kernel", kernel);
 }
 
 static const apa_recipe_knob *find_knob(const char *name)
@@ -99,16 +129,16 @@ static json_t *describe_engine(apa_context *context, const char *engine, bool pr
     if (print)
         printf("  %s\n", engine);
     for (const char *at = knob != NULL ? knob->range : ""; *at != '\0';) {
-        char format[32], eps[64], kernel[64];
+        char format[32], kernel[64];
+        double eps[LENGTHS];
         const size_t n = strcspn(at, "|");
         snprintf(format, sizeof format, "%.*s", (int)n, at);
         at += at[n] == '|' ? n + 1 : n;
-        if (strcmp(format, "auto") == 0 || !resolved_eps(context, engine, format, eps, sizeof eps, kernel))
-            continue;
-        json_object_set_new(formats, format,
-                            json_pack("{s:o,s:s}", "eps", cli_json_number(strtod(eps, NULL)), "kernel", kernel));
-        if (print)
-            printf("    cold format %-8s default eps %-8s kernel %s\n", format, eps, kernel);
+        bool known = strcmp(format, "auto") != 0;
+        for (size_t i = 0; i < LENGTHS && known; i++)
+            known = resolved_eps(context, engine, format, lengths[i], &eps[i], kernel);
+        if (known)
+            json_object_set_new(formats, format, describe_format(format, eps, kernel, print));
     }
     return json_pack("{s:s,s:o}", "name", engine, "cold_formats", formats);
 }
@@ -120,7 +150,7 @@ static json_t *describe_presets(bool print)
         printf("presets\n");
     for (size_t i = 0; apa_recipe_preset_name(i) != NULL; i++) {
         if (print)
-            printf("  %-10s %s\n", apa_recipe_preset_name(i), apa_recipe_preset_about(i));
+            printf("  %-18s %s\n", apa_recipe_preset_name(i), apa_recipe_preset_about(i));
         json_array_append_new(
             list, json_pack("{s:s,s:s}", "name", apa_recipe_preset_name(i), "about", apa_recipe_preset_about(i)));
     }
@@ -142,7 +172,7 @@ static json_t *describe_knobs(bool print)
         if (apa_recipe_get(&recipe, knob->name, value, sizeof value) != APA_STATUS_OK)
             value[0] = '\0';
         if (print)
-            printf("  %-14s %-8s %s, default %s\n                 %s [%s]\n", knob->name, knob->type, knob->range,
+            printf("  %-20s %-8s %s, default %s\n                       %s [%s]\n", knob->name, knob->type, knob->range,
                    value, knob->about, knob->source);
         json_array_append_new(list,
                               json_pack("{s:s,s:s,s:s,s:s,s:s,s:s}", "name", knob->name, "type", knob->type, "range",
@@ -180,9 +210,12 @@ int cli_info(const cli_options *options)
     json_t *object = describe_machine(context, print), *engines = json_array();
     if (print)
         printf("engines\n");
-    for (size_t i = 0; apa_engine_name(i) != NULL; i++)
+    bool cuda = false;
+    for (size_t i = 0; apa_engine_name(i) != NULL; i++) {
+        cuda = cuda || strncmp(apa_engine_name(i), "cuda", 4) == 0;
         json_array_append_new(engines, describe_engine(context, apa_engine_name(i), print));
-    if (print)
+    }
+    if (print && !cuda)
         printf("  cuda: not in this build\n");
     json_object_set_new(object, "engines", engines);
     json_object_set_new(object, "presets", describe_presets(print));

@@ -17,6 +17,8 @@ static const subcommand subcommands[] = {
      "attention from files to a file"},
     {"eval", CLI_EVAL, cli_eval, "apa eval --q Q.npy --k K.npy --v V.npy [options]",
      "a method's error over every pair, against exact attention in double"},
+    {"sweep", CLI_SWEEP, cli_sweep, "apa sweep --q Q.npy --k K.npy --v V.npy --over KEY=V1,V2,... [options]",
+     "error and modelled cost of methods over values of their knobs"},
     {"bench", CLI_BENCH, cli_bench, "apa bench --shape B,Hq,Hkv,Sq,Skv,D[,Dv] [options]",
      "time of a method and of the same engine's exact method"},
     {"gen", CLI_GEN, cli_gen, "apa gen KIND --out DIR --shape B,Hq,Hkv,Sq,Skv,D[,Dv] [options]",
@@ -66,7 +68,7 @@ static int help(int argc, char **argv)
     }
     const subcommand *command = find(argv[0]);
     if (command == NULL)
-        return cli_complain(CLI_MISUSE, "help: \"%s\", expected run, eval, bench, gen or info", argv[0]);
+        return cli_complain(CLI_MISUSE, "help: \"%s\", expected run, eval, sweep, bench, gen or info", argv[0]);
     return print_help(command);
 }
 
@@ -85,7 +87,7 @@ static int dispatch(int argc, char **argv)
     }
     const subcommand *command = find(name);
     if (command == NULL)
-        return cli_complain(CLI_MISUSE, "\"%s\", expected run, eval, bench, gen, info or help", name);
+        return cli_complain(CLI_MISUSE, "\"%s\", expected run, eval, sweep, bench, gen, info or help", name);
     cli_options options;
     int code = cli_options_parse(&options, command->mask, argc - 2, argv + 2);
     if (code == CLI_DONE)

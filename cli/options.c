@@ -10,9 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALLS = CLI_RUN | CLI_EVAL | CLI_BENCH, FILES = CALLS | CLI_INFO, ALL = FILES | CLI_GEN };
+enum {
+    CALLS = CLI_RUN | CLI_EVAL | CLI_BENCH | CLI_SWEEP,
+    ONE = CALLS & ~CLI_SWEEP, /* of one method */
+    FILES = CALLS | CLI_INFO,
+    ALL = FILES | CLI_GEN
+};
 
-typedef enum kind { TEXT, NUMBER, INTEGER, RAISE, LOWER, SETTING, REFUSED } kind;
+typedef enum kind { TEXT, NUMBER, INTEGER, RAISE, LOWER, SETTING, GRID, REFUSED } kind;
 
 typedef struct option_row {
     const char *name, *takes; /* takes NULL: a flag */
@@ -36,7 +41,10 @@ static const option_row rows[] = {
     {"--out", "DIR", TEXT, AT(out), 0, 0, CLI_GEN, "folder for q.npy, k.npy and v.npy; made if missing"},
     {"--out-dtype", "f16|f32|f64", TEXT, AT(out_dtype), 0, 0, CLI_RUN, "type of the output; default f32"},
     {"--lse", "FILE", TEXT, AT(lse), 0, 0, CLI_RUN, "log of the sum of exponentials, .npy [B,H,S]"},
-    {"--method", "NAME", TEXT, AT(method), 0, 0, CALLS, "preset: apa (default), exact, cold; see apa info"},
+    {"--method", "NAME", TEXT, AT(method), 0, 0, ONE, "preset: apa (default), exact, cold; see apa info"},
+    {"--method", "NAME,NAME...", TEXT, AT(method), 0, 0, CLI_SWEEP, "presets to vary; default apa"},
+    {"--over", "KEY=V1,V2...", GRID, 0, 0, 0, CLI_SWEEP,
+     "a knob and its values; repeatable: every combination; method and eps too"},
     {"--compare", "NAME,NAME...", TEXT, AT(compare), 0, 0, CLI_EVAL, "several presets in one table, one truth"},
     {"--eps", "X", NUMBER, AT(eps), 0, 0, CALLS,
      "a tile is hot if a row's share of it exceeds X; default by cold format"},
@@ -58,8 +66,19 @@ static const option_row rows[] = {
     {"--dtype", "f16|bf16|f32", TEXT, AT(dtype), 0, 0, CLI_BENCH, "type of synthetic inputs; default f16"},
     {"--dtype", "f16|f32|f64", TEXT, AT(dtype), 0, 0, CLI_GEN, "type of the arrays; default f16"},
     {"--seed", "N", INTEGER, AT(seed), 0, INT64_MAX, CLI_BENCH | CLI_GEN, "seed of synthetic inputs; default 1"},
-    {"--repeats", "N", INTEGER, AT(repeats), 1, 100000, CLI_EVAL | CLI_BENCH,
-     "timed runs; default 3 (eval; reference engine: 1) or 7 (bench)"},
+    {"--repeats", "N", INTEGER, AT(repeats), 1, 100000, CLI_EVAL | CLI_BENCH | CLI_SWEEP,
+     "timed runs; default 3 (eval; reference engine: 1), 7 (bench) or 1 (sweep)"},
+    {"--worst", "N", INTEGER, AT(worst), 1, 1000000, CLI_EVAL, "list the N worst pairs, taken apart"},
+    {"--worst-by", "cos|rel", TEXT, AT(worst_by), 0, 0, CLI_EVAL,
+     "worst is the lowest cosine (default) or the largest relative L2"},
+    {"--histogram", NULL, RAISE, AT(histogram), 0, 0, CLI_EVAL,
+     "all pairs by cosine and relative L2, two bins a decade"},
+    {"--per-head", NULL, RAISE, AT(per_head), 0, 0, CLI_EVAL, "error and hot share of every head"},
+    {"--attribute", NULL, RAISE, AT(attribute), 0, 0, CLI_EVAL,
+     "error by operand: Q, K, V, P and sums quantised one at a time (reference engine)"},
+    {"--device", "NAME,NAME...", TEXT, AT(device), 0, 0, CLI_EVAL | CLI_SWEEP,
+     "modelled cost on these devices, or all; sweep: default zen4,h200,rtx5090"},
+    {"--csv", "FILE", TEXT, AT(csv), 0, 0, CLI_SWEEP, "the table as CSV; - is standard output"},
     {"--recipes", NULL, RAISE, AT(recipes), 0, 0, CLI_INFO, "all knobs: type, range, default, source"},
     {"--json", "FILE", TEXT, AT(json), 0, 0, FILES, "the figures as JSON; - is standard output"},
     {"--help", NULL, RAISE, AT(help), 0, 0, ALL, "this text"},
@@ -159,6 +178,11 @@ static int store(cli_options *options, const option_row *row, char *value)
             return cli_complain(CLI_MISUSE, "--set: \"%s\", expected KEY=VALUE", value);
         options->sets[options->set_count++] = value;
         return CLI_DONE;
+    case GRID:
+        if (strchr(value, '=') == NULL || value[0] == '=' || value[strlen(value) - 1] == '=')
+            return cli_complain(CLI_MISUSE, "--over: \"%s\", expected KEY=VALUE,VALUE...", value);
+        options->overs[options->over_count++] = value;
+        return CLI_DONE;
     case REFUSED:
         break;
     }
@@ -228,7 +252,8 @@ int cli_options_parse(cli_options *options, int command, int argc, char **argv)
     options->causal = 1;
     options->seed = 1;
     options->sets = calloc((size_t)argc + 1, sizeof *options->sets);
-    if (options->sets == NULL)
+    options->overs = calloc((size_t)argc + 1, sizeof *options->overs);
+    if (options->sets == NULL || options->overs == NULL)
         return cli_complain(CLI_FAILED, "no memory for the options");
     int code = parse_arguments(options, command, argc, argv);
     return code != CLI_DONE || options->help ? code : parse_texts(options);
@@ -237,5 +262,6 @@ int cli_options_parse(cli_options *options, int command, int argc, char **argv)
 void cli_options_free(cli_options *options)
 {
     free(options->sets);
-    options->sets = NULL;
+    free(options->overs);
+    options->sets = options->overs = NULL;
 }

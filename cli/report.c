@@ -87,6 +87,16 @@ int cli_files_write(const apa_output_file *files, size_t count)
 
 /* ------------------------------------------------------------------------------- JSON */
 
+double cli_lamp_recomputed(const apa_statistics *s)
+{
+    return s->lamp_sub_blocks > 0 ? (double)s->lamp_recomputed / (double)s->lamp_sub_blocks : NAN;
+}
+
+double cli_lamp_disruptive(const apa_statistics *s)
+{
+    return s->lamp_tiles > 0 ? (double)s->lamp_disruptive / (double)s->lamp_tiles : NAN;
+}
+
 json_t *cli_json_number(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();

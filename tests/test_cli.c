@@ -13,8 +13,9 @@
 static void usage(void **unused)
 {
     (void)unused;
-    static const char *const helps[] = {"help",    "--help",       "-h",         "help run",    "run --help",
-                                        "eval -h", "bench --help", "gen --help", "info --help", "help info"};
+    static const char *const helps[] = {"help",        "--help",    "-h",           "help run",
+                                        "run --help",  "eval -h",   "bench --help", "gen --help",
+                                        "info --help", "help info", "help sweep",   "sweep -h"};
     assert_int_equal(command_run("%s", ""), 2);
     assert_non_null(strstr(command_err, "usage: apa"));
     for (size_t i = 0; i < sizeof helps / sizeof helps[0]; i++) {
@@ -210,7 +211,7 @@ static void infos(void **unused)
         count++;
     assert_int_equal(json_array_size(engines), count);
     const json_t *formats = json_object_get(json_array_get(engines, count - 1), "cold_formats");
-    assert_true(command_number(json_object_get(formats, "int8"), "eps") > 0);
+    assert_true(command_number(json_object_get(json_object_get(formats, "int8"), "eps_at"), "2048") > 0);
     json_decref(object);
     command_works(command_run("info --q in/q.npy --json -"));
     object = command_parse(command_out);

@@ -181,6 +181,7 @@ static apa_status time_runs(evaluation_run *run, const apa_recipe *recipe, apa_s
     apa_status status = APA_STATUS_OK;
     for (int32_t i = 0; i < repeats && status == APA_STATUS_OK; i++) {
         tell(run, "runs", (double)i / repeats);
+        options.verdicts = i == repeats - 1 ? run->options->verdicts : NULL;
         apa_statistics_init(statistics);
         status = apa_attention(run->context, &run->problem, recipe, &options, statistics);
         run->times[i] = statistics->prep_ms;
@@ -188,6 +189,7 @@ static apa_status time_runs(evaluation_run *run, const apa_recipe *recipe, apa_s
         if (status != APA_STATUS_OK || !run->options->time_exact)
             continue;
         apa_attention_options same = options;
+        same.verdicts = NULL;
         same.engine = statistics->engine; /* auto might choose another engine for exact */
         apa_statistics exact_statistics;
         apa_statistics_init(&exact_statistics);
