@@ -320,7 +320,8 @@ static double skip_once(int l, const char *settings, double scale, double *worst
     assert_int_equal(s.hot, t.hot);
     assert_int_equal(s.visible, t.visible);
     const double distance = apa_test_distance(&a->problem.out, &b->problem.out);
-    /* The skipped part is under 2^-25; not skipping adds it with a rounding per tile, up to 47 of 2^-25 each at random. */
+    /* The skipped part is under 2^-25; not skipping adds it with a rounding per tile, up to 47 of 2^-25 each at random.
+     */
     if (!(distance <= 0x1p-22))
         fail_msg("%s, scale %g: skipping moved the output by %g, with %g of the pairs skipped", level[l].name, scale,
                  distance, s.skip_share);

@@ -91,7 +91,8 @@ static void scores_case(const apa_test_level *at, apa_test_kind kind, int64_t Dp
         float *s = apa_test_take(&set, tile * (size_t)n, 0), *again = apa_test_take(&set, tile * (size_t)n, 0);
         at->kernels->scores_f32(n, q, k, Dp, s, NULL);
         /* Asking for memory on the way changes nothing. */
-        const apa_cpu_prefetch prefetch = {{(const char *)k, (const char *)k}, {4 * Dp, 4 * Dp}, {4 * Dp, 4 * Dp}, TILE};
+        const apa_cpu_prefetch prefetch = {
+            {(const char *)k, (const char *)k}, {4 * Dp, 4 * Dp}, {4 * Dp, 4 * Dp}, TILE};
         at->kernels->scores_f32(n, q, k, Dp, again, &prefetch);
         assert_memory_equal(s, again, tile * (size_t)n);
         if (n == PANEL)
@@ -156,7 +157,8 @@ static void check_pv(const apa_test_level *at, int n, int r, const float *p, con
         for (int i = 0; i < LANES; i++) {
             double sum = 0, size = 0;
             for (int key = 0; key < TILE; key++) {
-                const double product = (double)p[(key * n + r) * LANES + i] * v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
+                const double product =
+                    (double)p[(key * n + r) * LANES + i] * v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
                 sum += product;
                 size += fabs(product);
             }

@@ -1,5 +1,5 @@
-/* libapa: adaptive-precision attention. This header is the whole core API; apa/io.h (files) and apa/eval.h (error over all
- * pairs) come beside it. */
+/* libapa: adaptive-precision attention. This header is the whole core API; apa/io.h (files) and apa/eval.h (error over
+ * all pairs) come beside it. */
 #ifndef APA_APA_H
 #define APA_APA_H
 

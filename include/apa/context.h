@@ -23,8 +23,8 @@ typedef void (*apa_parallel_for)(void *pool, void (*task)(void *argument, size_t
 
 typedef struct apa_context_options {
     size_t size; /* sizeof(apa_context_options), set by apa_context_options_init() */
-    /* Threads of the library's own pool; 0 = one per core that the process may use. With parallel_for: how many tasks run
-     * at once (more than that wait for each other). Scratch memory grows with it; no result depends on it. */
+    /* Threads of the library's own pool; 0 = one per core that the process may use. With parallel_for: how many tasks
+     * run at once (more than that wait for each other). Scratch memory grows with it; no result depends on it. */
     int32_t threads;
     /* Highest instruction set level the CPU engine may use: "scalar", "avx2", "avx512", "neon"; NULL = what the
      * environment variable APA_ISA says, and where that is unset or empty what the CPU has. A level that the CPU lacks
@@ -38,16 +38,18 @@ typedef struct apa_context_options {
 /* Fills in the defaults: own pool, all cores, best ISA. */
 APA_EXPORT void apa_context_options_init(apa_context_options *options);
 
-/* Makes a context. options may be NULL for the defaults. The caller owns *context and gives it to apa_context_destroy().
- * Errors: INVALID_ARGUMENT (context NULL, options->size not a known size, threads < 0 or > 4096, isa or APA_ISA unknown),
- * UNSUPPORTED (isa or APA_ISA beyond this CPU), OUT_OF_MEMORY. On an error *context is set to NULL. */
+/* Makes a context. options may be NULL for the defaults. The caller owns *context and gives it to
+ * apa_context_destroy(). Errors: INVALID_ARGUMENT (context NULL, options->size not a known size, threads < 0 or > 4096,
+ * isa or APA_ISA unknown), UNSUPPORTED (isa or APA_ISA beyond this CPU), OUT_OF_MEMORY. On an error *context is set to
+ * NULL. */
 APA_EXPORT apa_status apa_context_create(apa_context **context, const apa_context_options *options);
 
 /* Frees a context; NULL is allowed. */
 APA_EXPORT void apa_context_destroy(apa_context *context);
 
-/* One line that says what went wrong in the last call on this context that did not return APA_STATUS_OK: which argument,
- * what was found, what was expected. Empty string if nothing failed yet. Valid until the next call on the context. */
+/* One line that says what went wrong in the last call on this context that did not return APA_STATUS_OK: which
+ * argument, what was found, what was expected. Empty string if nothing failed yet. Valid until the next call on the
+ * context. */
 APA_EXPORT const char *apa_context_message(const apa_context *context);
 
 /* Threads in use, and the ISA level in use ("scalar", "avx2", "avx512", "neon"; static storage). */

@@ -1,7 +1,7 @@
 /* libapa: tensor descriptors.
  *
- * A tensor is [batch, heads, seq, dim] with strides in elements, so the HND and NHD layouts, slices of a fused QKV buffer
- * and broadcast views (stride 0) are all descriptions of memory, never copies. The last stride must be 1. */
+ * A tensor is [batch, heads, seq, dim] with strides in elements, so the HND and NHD layouts, slices of a fused QKV
+ * buffer and broadcast views (stride 0) are all descriptions of memory, never copies. The last stride must be 1. */
 #ifndef APA_TENSOR_H
 #define APA_TENSOR_H
 
@@ -30,10 +30,12 @@ typedef struct apa_tensor {
 } apa_tensor;
 
 /* Contiguous [batch][heads][seq][dim] ("HND"). */
-APA_EXPORT apa_tensor apa_tensor_hnd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim);
+APA_EXPORT apa_tensor apa_tensor_hnd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq,
+                                     int64_t dim);
 
 /* Contiguous [batch][seq][heads][dim] ("NHD"), described in the library's axis order. */
-APA_EXPORT apa_tensor apa_tensor_nhd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim);
+APA_EXPORT apa_tensor apa_tensor_nhd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq,
+                                     int64_t dim);
 
 /* Bytes per element: 2, 2, 4, 8; 0 for APA_DTYPE_NONE and unknown values. "f16", "bf16", "f32", "f64", "none". */
 APA_EXPORT size_t apa_dtype_bytes(apa_dtype dtype);

@@ -81,8 +81,8 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     if (options != NULL && options->workspace != NULL) {
         if (options->workspace_bytes < bytes || (uintptr_t)options->workspace % 64 != 0)
             return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
-                            "workspace: %zu bytes at alignment %zu, expected %zu bytes aligned to 64", options->workspace_bytes,
-                            (size_t)((uintptr_t)options->workspace % 64), bytes);
+                            "workspace: %zu bytes at alignment %zu, expected %zu bytes aligned to 64",
+                            options->workspace_bytes, (size_t)((uintptr_t)options->workspace % 64), bytes);
         workspace = options->workspace;
     } else if (bytes > 0) {
         workspace = apa_context_workspace(context, bytes);

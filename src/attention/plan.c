@@ -19,7 +19,8 @@ static int64_t magnitude(int64_t value)
 }
 
 /* Shape not negative, unit last stride, and every offset the strides reach representable in bytes. */
-static apa_status check_tensor(apa_context *context, const char *name, const apa_tensor *tensor, bool is_output, bool need_data)
+static apa_status check_tensor(apa_context *context, const char *name, const apa_tensor *tensor, bool is_output,
+                               bool need_data)
 {
     const size_t bytes = apa_dtype_bytes(tensor->dtype);
     if (bytes == 0)
@@ -40,8 +41,8 @@ static apa_status check_tensor(apa_context *context, const char *name, const apa
             __builtin_add_overflow(reach, span, &reach) || reach > INT64_MAX / 16)
             return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: the strides reach beyond 2^59 elements", name);
         if (is_output && tensor->stride[axis] == 0 && tensor->shape[axis] > 1)
-            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: stride 0 over %s, expected an output's elements apart",
-                            name, axis_name[axis]);
+            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                            "%s: stride 0 over %s, expected an output's elements apart", name, axis_name[axis]);
     }
     if (tensor->stride[3] != 1 && tensor->shape[3] > 1)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: last stride is %" PRId64 ", expected 1", name,
@@ -50,8 +51,8 @@ static apa_status check_tensor(apa_context *context, const char *name, const apa
         if (tensor->data == NULL)
             return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: data is NULL", name);
         if ((uintptr_t)tensor->data % bytes != 0)
-            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: data is not aligned to its %zu-byte elements", name,
-                            bytes);
+            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: data is not aligned to its %zu-byte elements",
+                            name, bytes);
     }
     return APA_STATUS_OK;
 }
@@ -85,9 +86,8 @@ static apa_status check_inputs(apa_context *context, const apa_problem *problem,
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "q: batch is %" PRId64 ", expected at most %d", q[0],
                         APA_MAX_BATCH);
     if (k[0] != q[0] || v[0] != q[0])
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
-                        "%s: batch is %" PRId64 ", expected q's %" PRId64, k[0] != q[0] ? "k" : "v",
-                        k[0] != q[0] ? k[0] : v[0], q[0]);
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: batch is %" PRId64 ", expected q's %" PRId64,
+                        k[0] != q[0] ? "k" : "v", k[0] != q[0] ? k[0] : v[0], q[0]);
     if (q[1] < 1 || k[1] < 1)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: 0 heads, expected at least 1", q[1] < 1 ? "q" : "k");
     if (q[1] % k[1] != 0)
@@ -98,7 +98,8 @@ static apa_status check_inputs(apa_context *context, const apa_problem *problem,
                         "v: %" PRId64 " heads and %" PRId64 " keys, expected k's %" PRId64 " and %" PRId64, v[1], v[2],
                         k[1], k[2]);
     if (k[3] != q[3])
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "k: dim is %" PRId64 ", expected q's %" PRId64, k[3], q[3]);
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "k: dim is %" PRId64 ", expected q's %" PRId64, k[3],
+                        q[3]);
     if (q[3] < 1 || q[3] > APA_MAX_DIM || v[3] < 1 || v[3] > APA_MAX_DIM)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: dim is %" PRId64 ", expected 1 … %d",
                         q[3] < 1 || q[3] > APA_MAX_DIM ? "q" : "v", q[3] < 1 || q[3] > APA_MAX_DIM ? q[3] : v[3],
@@ -125,15 +126,16 @@ static apa_status check_outputs(apa_context *context, const apa_problem *problem
     const apa_tensor *const input[3] = {&problem->q, &problem->k, &problem->v};
     for (int i = 0; i < 3; i++)
         if (input[i]->data != NULL && (input[i]->data == problem->out.data || input[i]->data == problem->lse.data))
-            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "out, lse: share memory with %c, expected outputs of their own",
-                            "qkv"[i]);
+            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                            "out, lse: share memory with %c, expected outputs of their own", "qkv"[i]);
     return APA_STATUS_OK;
 }
 
 static apa_status check_masks(apa_context *context, const apa_problem *problem)
 {
     if (isinf(problem->softmax_scale))
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "softmax_scale: infinite, expected a number (NaN: 1/sqrt(D))");
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                        "softmax_scale: infinite, expected a number (NaN: 1/sqrt(D))");
     if (problem->causal != 0 && problem->causal != 1)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "causal: %d, expected 0 or 1", problem->causal);
     if (problem->window_left < -1 || problem->window_right < -1)
@@ -165,6 +167,13 @@ static void fill_call(const apa_problem *problem, apa_call *call)
     call->window_right = problem->window_right;
 }
 
+/* "cuda" names the first engine of the family, "cuda:warp" that engine. */
+static bool is_named(const apa_engine *engine, const char *name)
+{
+    const size_t n = strlen(name);
+    return strncmp(name, engine->name, n) == 0 && (engine->name[n] == '\0' || engine->name[n] == ':');
+}
+
 /* The named engine, or the first that can run the call. The message of a refusal is the last engine's. */
 static apa_status choose_engine(apa_context *context, const char *name, apa_call *call, const apa_engine **chosen)
 {
@@ -174,7 +183,7 @@ static apa_status choose_engine(apa_context *context, const char *name, apa_call
     const apa_recipe asked = call->recipe;
     for (size_t i = 0; apa_engine_at(i) != NULL; i++) {
         const apa_engine *engine = apa_engine_at(i);
-        if (!any && strcmp(name, engine->name) != 0)
+        if (!any && !is_named(engine, name))
             continue;
         known = true;
         call->recipe = asked;
@@ -190,7 +199,8 @@ static apa_status choose_engine(apa_context *context, const char *name, apa_call
 }
 
 apa_status apa_plan_call(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
-                         const apa_attention_options *options, bool need_data, apa_call *call, const apa_engine **engine)
+                         const apa_attention_options *options, bool need_data, apa_call *call,
+                         const apa_engine **engine)
 {
     if (context == NULL)
         return APA_STATUS_INVALID_ARGUMENT;

@@ -83,7 +83,8 @@ static void merge_rows(void *argument, size_t index)
         merge_row(task, (int64_t)index / heads, (int64_t)index % heads, s);
 }
 
-static apa_status check(apa_context *context, const char *name, const apa_tensor *tensor, const int64_t *shape, int is_lse)
+static apa_status check(apa_context *context, const char *name, const apa_tensor *tensor, const int64_t *shape,
+                        int is_lse)
 {
     if (tensor == NULL || apa_dtype_bytes(tensor->dtype) == 0 ||
         (is_lse && tensor->dtype != APA_DTYPE_F32 && tensor->dtype != APA_DTYPE_F64))
@@ -105,8 +106,9 @@ static apa_status check(apa_context *context, const char *name, const apa_tensor
     return APA_STATUS_OK;
 }
 
-apa_status apa_state_merge(apa_context *context, const apa_tensor *out_a, const apa_tensor *lse_a, const apa_tensor *out_b,
-                           const apa_tensor *lse_b, const apa_tensor *out, const apa_tensor *lse)
+apa_status apa_state_merge(apa_context *context, const apa_tensor *out_a, const apa_tensor *lse_a,
+                           const apa_tensor *out_b, const apa_tensor *lse_b, const apa_tensor *out,
+                           const apa_tensor *lse)
 {
     if (context == NULL)
         return APA_STATUS_INVALID_ARGUMENT;

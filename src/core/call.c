@@ -1,8 +1,9 @@
 /* What a row sees, and which row is which. */
 #include "core/call.h"
 
-/* i + offset + d, clamped to [low, high] (low >= -1), i >= 0; no intermediate overflows. offset + d comes first: where the
- * two have different signs they may cancel, where they have the same sign and overflow, i does not bring the sum back. */
+/* i + offset + d, clamped to [low, high] (low >= -1), i >= 0; no intermediate overflows. offset + d comes first: where
+ * the two have different signs they may cancel, where they have the same sign and overflow, i does not bring the sum
+ * back. */
 static int64_t clamped_sum(int64_t i, int64_t offset, int64_t d, int64_t low, int64_t high)
 {
     int64_t sum;

@@ -16,7 +16,8 @@ typedef struct apa_call {
     uint8_t *verdicts; /* NULL, or [B][Hq][Sq][tiles] */
 } apa_call;
 
-/* Keys that query i sees: first <= j < end; first == end when it sees none. Overflow-safe for any q_offset and window. */
+/* Keys that query i sees: first <= j < end; first == end when it sees none. Overflow-safe for any q_offset and window.
+ */
 void apa_call_visible(const apa_call *call, int64_t i, int64_t *first, int64_t *end);
 
 /* Tiles of the key axis. */

@@ -141,7 +141,8 @@ void *apa_context_workspace(apa_context *context, size_t bytes)
     return context->workspace;
 }
 
-void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument, size_t count)
+void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument,
+                          size_t count)
 {
     if (count == 0)
         return;

@@ -16,13 +16,15 @@ const char *apa_isa_name(apa_isa isa);
 apa_isa apa_context_isa_level(const apa_context *context);
 
 /* Sets the message and returns status: `return apa_fail(context, APA_STATUS_UNSUPPORTED, "tile: ...", ...)`. */
-apa_status apa_fail(apa_context *context, apa_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+apa_status apa_fail(apa_context *context, apa_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* task(argument, i) for i in 0 … count-1 on the context's threads; returns when all are done. */
-void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument, size_t count);
+void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument,
+                          size_t count);
 
-/* Scratch memory of the context, 64-byte aligned, at least `bytes`; kept until the context goes. NULL when there is none to be
- * had. Valid until the next call of this function. */
+/* Scratch memory of the context, 64-byte aligned, at least `bytes`; kept until the context goes. NULL when there is
+ * none to be had. Valid until the next call of this function. */
 void *apa_context_workspace(apa_context *context, size_t bytes);
 
 /* 64-byte aligned memory; NULL on failure or overflow of count·bytes. Free with apa_aligned_free(). */

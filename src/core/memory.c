@@ -16,8 +16,8 @@ void *apa_aligned_allocate(size_t count, size_t bytes)
     size_t total = (count * bytes + APA_ALIGNMENT - 1) / APA_ALIGNMENT * APA_ALIGNMENT;
     if (total < HUGE_PAGE)
         return aligned_alloc(APA_ALIGNMENT, total == 0 ? APA_ALIGNMENT : total);
-    /* Large pages where the system has them: a workspace is touched once per call, and 4 KiB faults would cost more than the
-     * work on them. Advice only; failure changes nothing. */
+    /* Large pages where the system has them: a workspace is touched once per call, and 4 KiB faults would cost more
+     * than the work on them. Advice only; failure changes nothing. */
     if (total > SIZE_MAX - HUGE_PAGE)
         return NULL;
     void *memory = aligned_alloc(HUGE_PAGE, (total + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);

@@ -3,19 +3,15 @@
 
 apa_tensor apa_tensor_hnd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim)
 {
-    apa_tensor tensor = {(void *)(uintptr_t)data,
-                         dtype,
-                         {batch, heads, seq, dim},
-                         {heads * seq * dim, seq * dim, dim, 1}};
+    apa_tensor tensor = {
+        (void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {heads * seq * dim, seq * dim, dim, 1}};
     return tensor;
 }
 
 apa_tensor apa_tensor_nhd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim)
 {
-    apa_tensor tensor = {(void *)(uintptr_t)data,
-                         dtype,
-                         {batch, heads, seq, dim},
-                         {seq * heads * dim, dim, heads * dim, 1}};
+    apa_tensor tensor = {
+        (void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {seq * heads * dim, dim, heads * dim, 1}};
     return tensor;
 }
 

@@ -4,9 +4,10 @@
  *              → second look at the candidates with the final λ: demoted ones get their P·V from the stored P
  *              → check what was skipped against the finished sums → exact pass over the hot tiles
  *
- * P of a tile is scaled by the tile's own row maximum, not by the running frame, so P bytes stay valid whatever comes later:
- * that makes the second look nearly free and the drowned tail of a frame-scaled format impossible. Cold sums, λ and the exact
- * pass share one frame per row; the exact pass goes on with the cold state, which is the exact merge of the two. */
+ * P of a tile is scaled by the tile's own row maximum, not by the running frame, so P bytes stay valid whatever comes
+ * later: that makes the second look nearly free and the drowned tail of a frame-scaled format impossible. Cold sums, λ
+ * and the exact pass share one frame per row; the exact pass goes on with the cold state, which is the exact merge of
+ * the two. */
 #include "cpu/adaptive.h"
 
 #include "cpu/exact.h"
@@ -68,8 +69,7 @@ static bool quantise_query(const apa_cpu_block *block, const apa_cpu_register *r
         adaptive->q8[r][d / 4 * 4 * LANES + lane * 4 + d % 4] = (uint8_t)(code[d] + 128);
     }
     walk->q_scale[lane] = scale * block->c;
-    adaptive->q_reach[r][lane] =
-        (float)(walk->q_scale[lane] * (127.0 * sqrt((double)D) + sqrt((double)squares)));
+    adaptive->q_reach[r][lane] = (float)(walk->q_scale[lane] * (127.0 * sqrt((double)D) + sqrt((double)squares)));
     /* |q·k - q̂·k̂| <= |δq||k| + |q̂||δk|, with |δ| <= (step/2)·sqrt(D) and |k| <= 127.5·step·sqrt(D); in units of the key
      * scale. 1.01 covers the roundings of the scales themselves. */
     const double root = sqrt((double)D);
@@ -107,8 +107,8 @@ static bool beyond_int8(const apa_cpu_register *reg, const float *q_reach, float
     return false;
 }
 
-/* Registers that need no verdict: forced, a query with a NaN or Inf or beyond what INT8 can judge, or too few tiles in sight
- * (every row of the group). */
+/* Registers that need no verdict: forced, a query with a NaN or Inf or beyond what INT8 can judge, or too few tiles in
+ * sight (every row of the group). */
 static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, const float *q_reach, float k_scale_max)
 {
     const apa_recipe *recipe = &block->call->recipe;
@@ -128,8 +128,8 @@ static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, 
     return true;
 }
 
-/* With no cold tile there is no frame to share: the exact scores are taken as they are, and a mean of K far from the keys
- * that a row sees costs it nothing. */
+/* With no cold tile there is no frame to share: the exact scores are taken as they are, and a mean of K far from the
+ * keys that a row sees costs it nothing. */
 static void make_all_hot(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r)
 {
     adaptive->all_hot |= (uint16_t)(1u << r);
@@ -158,14 +158,15 @@ typedef struct panel {
     apa_cpu_span span[APA_CPU_PANEL_I8];
 } panel;
 
-static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
-                   int64_t index, float *maximum, const apa_cpu_prefetch *prefetch)
+static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
+                   const panel *at, int64_t index, float *maximum, const apa_cpu_prefetch *prefetch)
 {
     const uint8_t *q8[APA_CPU_PANEL_I8];
     for (int i = 0; i < at->n; i++)
         q8[i] = adaptive->q8[at->reg[i]];
-    block->kernels->scores_i8(at->n, q8, prepared->k8 + index * TILE * block->shape->Dp, prepared->k_bias + index * TILE,
-                              prepared->k_scale + index * TILE, block->shape->Dp, block->s, maximum, prefetch);
+    block->kernels->scores_i8(at->n, q8, prepared->k8 + index * TILE * block->shape->Dp,
+                              prepared->k_bias + index * TILE, prepared->k_scale + index * TILE, block->shape->Dp,
+                              block->s, maximum, prefetch);
 }
 
 /* o += P·V for up to a panel of registers with their own P and scales. */
@@ -204,8 +205,8 @@ static void remember(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int
 }
 
 /* Scores, verdicts and cold P·V of one panel on one tile. */
-static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, const panel *at,
-                       int64_t tile, int64_t index, const apa_cpu_prefetch *prefetch)
+static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
+                       const panel *at, int64_t tile, int64_t index, const apa_cpu_prefetch *prefetch)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const apa_recipe *recipe = &block->call->recipe;
@@ -249,10 +250,11 @@ static apa_cpu_prefetch next_codes(const apa_cpu_block *block, const apa_cpu_pre
 {
     const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
     const int64_t panels = (block->n + APA_CPU_PANEL_I8 - 1) / APA_CPU_PANEL_I8;
-    return (apa_cpu_prefetch){.row = {(const char *)prepared->k8 + index * TILE * Dp, (const char *)prepared->v8 + index * TILE * Dvp},
-                              .stride = {Dp, Dvp},
-                              .bytes = {Dp, Dvp},
-                              .rows = TILE / panels};
+    return (apa_cpu_prefetch){
+        .row = {(const char *)prepared->k8 + index * TILE * Dp, (const char *)prepared->v8 + index * TILE * Dvp},
+        .stride = {Dp, Dvp},
+        .bytes = {Dp, Dvp},
+        .rows = TILE / panels};
 }
 
 static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t tile,
@@ -282,9 +284,10 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
     }
 }
 
-/* P of one register and tile once more, for a demoted candidate without stored P or a skipped tile that counts after all. */
-static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int r,
-                         int64_t tile, int64_t index, uint8_t *p8, float *maximum, int32_t *sum)
+/* P of one register and tile once more, for a demoted candidate without stored P or a skipped tile that counts after
+ * all. */
+static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
+                         int r, int64_t tile, int64_t index, uint8_t *p8, float *maximum, int32_t *sum)
 {
     panel at = {.n = 1, .reg = {r}};
     at.part[0] = apa_cpu_register_view(&block->reg[r], tile, &at.span[0]) == APA_CPU_VIEW_PART;
@@ -296,8 +299,8 @@ static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive,
 }
 
 /* The second look. Candidates lie in walk order, so registers that demote the same tile meet and share its values. */
-static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t first,
-                       int64_t end, int64_t base)
+static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
+                       int64_t first, int64_t end, int64_t base)
 {
     const apa_recipe *recipe = &block->call->recipe;
     int64_t next[APA_CPU_BLOCK_REGISTERS] = {0};
@@ -350,8 +353,8 @@ static void exact_pass(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, i
     }
 }
 
-/* Was everything that the register left out too small for its sums? ℓ was checked tile by tile; o is judged here, when its
- * size is known. */
+/* Was everything that the register left out too small for its sums? ℓ was checked tile by tile; o is judged here, when
+ * its size is known. */
 static bool skipping_held(const apa_cpu_block *block, const apa_cpu_register *reg, const apa_cpu_walk *walk)
 {
     for (int i = 0; i < LANES; i++) {
@@ -377,13 +380,14 @@ static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
     for (int64_t tile = first; tile < end; tile++) {
         if ((adaptive->skipped[tile] >> r & 1) == 0)
             continue;
-        adaptive->skipped[tile] &= (uint16_t)~(1u << r);
+        adaptive->skipped[tile] &= (uint16_t) ~(1u << r);
         float maximum[LANES], p_scale[1][LANES];
         int32_t sum[LANES];
         const uint8_t *p8[1] = {adaptive->p8};
         make_p_again(block, adaptive, prepared, r, tile, base + tile, adaptive->p8, maximum, sum);
         for (int i = 0; i < LANES; i++) {
-            p_scale[0][i] = maximum[i] == -INFINITY ? 0.0f : exp2f(maximum[i] * q_scale[i] - frame[i]) * (1.0f / 255.0f);
+            p_scale[0][i] =
+                maximum[i] == -INFINITY ? 0.0f : exp2f(maximum[i] * q_scale[i] - frame[i]) * (1.0f / 255.0f);
             reg->state.sum[i] += (float)sum[i] * p_scale[0][i];
         }
         add_values(block, prepared, base + tile, 1, &r, p8, (const float(*)[LANES])p_scale);
@@ -403,8 +407,8 @@ static void count(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int64_
         }
 }
 
-/* The cold state goes on as the block's state. A lane with no cold mass is empty: its frame came from estimates of hot tiles,
- * and where logits are large those can lie far above the exact scores. */
+/* The cold state goes on as the block's state. A lane with no cold mass is empty: its frame came from estimates of hot
+ * tiles, and where logits are large those can lie far above the exact scores. */
 static void take_cold_state(apa_cpu_register *reg, const apa_cpu_walk *walk)
 {
     for (int i = 0; i < LANES; i++) {

@@ -16,7 +16,8 @@ typedef struct apa_cpu_candidate {
 typedef struct apa_cpu_adaptive {
     apa_cpu_walk walk[APA_CPU_BLOCK_REGISTERS];
     uint8_t *q8[APA_CPU_BLOCK_REGISTERS];
-    float q_reach[APA_CPU_BLOCK_REGISTERS][APA_CPU_LANES]; /* the query's part of a score's error, log2 units per key scale */
+    float q_reach[APA_CPU_BLOCK_REGISTERS]
+                 [APA_CPU_LANES]; /* the query's part of a score's error, log2 units per key scale */
     apa_cpu_candidate *candidate[APA_CPU_BLOCK_REGISTERS]; /* [tiles] each, in walk order */
     int64_t candidates[APA_CPU_BLOCK_REGISTERS];
     uint16_t all_hot;  /* registers that go straight to the exact pass */

@@ -41,8 +41,8 @@ typedef struct apa_cpu_block {
 /* Takes a block's buffers from an arena. The block lives at the start of its own scratch. */
 void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_cpu_block *block);
 
-/* Sets the block to unit `unit` (= ((b·Hkv + kv_head)·blocks + block)): rows, visibility, Q in the lanes. Empties states and
- * shifts, not o. */
+/* Sets the block to unit `unit` (= ((b·Hkv + kv_head)·blocks + block)): rows, visibility, Q in the lanes. Empties
+ * states and shifts, not o. */
 void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cpu_shape *shape,
                         const apa_cpu_kernels *kernels, int64_t unit);
 

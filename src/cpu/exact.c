@@ -1,8 +1,8 @@
-/* The exact method. A row's bits depend on its own scores and on absolute key positions alone: tiles are walked in rising
- * order inside segments of 2048 keys, each segment starts from the empty state, and segments are merged by a binary counter,
- * which is a balanced tree over absolute segment numbers. Segments that a row doesn't see are empty states, and those change
- * no bit, so chunks, threads, batches and neighbours don't either. (The balanced tree: ELSA, balanced merge, relative error
- * O(u·log n).) */
+/* The exact method. A row's bits depend on its own scores and on absolute key positions alone: tiles are walked in
+ * rising order inside segments of 2048 keys, each segment starts from the empty state, and segments are merged by a
+ * binary counter, which is a balanced tree over absolute segment numbers. Segments that a row doesn't see are empty
+ * states, and those change no bit, so chunks, threads, batches and neighbours don't either. (The balanced tree: ELSA,
+ * balanced merge, relative error O(u·log n).) */
 #include "cpu/exact.h"
 
 #include <math.h>
@@ -27,7 +27,8 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
         float *k = block->k + key * Dp;
         block->kernels->widen(call->k.dtype, key_row(&call->k, block, start + key), call->D, k);
         memset(k + call->D, 0, sizeof *k * (size_t)(Dp - call->D));
-        if (!block->kernels->widen_v(call->v.dtype, key_row(&call->v, block, start + key), call->Dv, Dvp, key, block->v))
+        if (!block->kernels->widen_v(call->v.dtype, key_row(&call->v, block, start + key), call->Dv, Dvp, key,
+                                     block->v))
             block->v_poison |= (uint64_t)1 << key;
     }
     if (keys < TILE) {
@@ -43,8 +44,8 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
             memset(block->v + c / 8 * APA_CPU_V_BLOCK + key * 8, 0, sizeof *block->v * 8);
 }
 
-/* Values with a NaN or Inf are zero in block->v and come in here, for the lanes that see their key and for no other: 0·NaN is
- * NaN. */
+/* Values with a NaN or Inf are zero in block->v and come in here, for the lanes that see their key and for no other:
+ * 0·NaN is NaN. */
 static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const float *p, int n, const apa_cpu_span *span)
 {
     for (int key = 0; key < TILE; key++) {
@@ -54,7 +55,8 @@ static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const floa
             if (span != NULL && (key < span->lo[i] || key >= span->hi[i]))
                 continue;
             for (int64_t c = 0; c < block->shape->Dvp; c++)
-                reg->o[c * LANES + i] += p[key * n * LANES + i] * block->v_raw[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
+                reg->o[c * LANES + i] +=
+                    p[key * n * LANES + i] * block->v_raw[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
         }
     }
 }
@@ -73,7 +75,8 @@ static void panel(apa_cpu_block *block, const int *registers, int n, const apa_c
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
-        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, reg->shift, part[r] ? &span[r] : NULL, &reg->state, alpha))
+        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, reg->shift, part[r] ? &span[r] : NULL, &reg->state,
+                                 alpha))
             kernels->scale_lanes(reg->o, block->shape->Dvp, alpha);
     }
     kernels->pv_f32(n, block->s, block->v, block->shape->Dvp, o);
@@ -207,7 +210,8 @@ static void segment(apa_cpu_block *block, int64_t first, int64_t end)
 void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node *level)
 {
     const int64_t tiles = block->shape->chunk_segments * APA_CPU_SEGMENT_TILES;
-    const int64_t start = chunk * tiles, stop = start + tiles < block->shape->tiles ? start + tiles : block->shape->tiles;
+    const int64_t start = chunk * tiles,
+                  stop = start + tiles < block->shape->tiles ? start + tiles : block->shape->tiles;
     int64_t first, end, count = 0;
     apa_cpu_block_tiles(block, &first, &end);
     end = end < stop ? end : stop;
@@ -219,7 +223,8 @@ void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node
     counter_finish(block, level, count);
 }
 
-void apa_cpu_exact_merge_chunks(apa_cpu_block *block, const apa_cpu_node *chunk, int64_t count, const apa_cpu_node *level)
+void apa_cpu_exact_merge_chunks(apa_cpu_block *block, const apa_cpu_node *chunk, int64_t count,
+                                const apa_cpu_node *level)
 {
     for (int64_t i = 0; i < count; i++) {
         load_node(block, &chunk[i]);

@@ -7,8 +7,8 @@
 /* Widens tile `tile` of the block's KV head into block->k and block->v. */
 void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile);
 
-/* Adds the loaded tile to the states of the registers listed (those that don't see it are left alone). next: a tile that will
- * be loaded soon, so that its memory is asked for on the way; -1: none. */
+/* Adds the loaded tile to the states of the registers listed (those that don't see it are left alone). next: a tile
+ * that will be loaded soon, so that its memory is asked for on the way; -1: none. */
 void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n, int64_t next);
 
 /* A stored state of a block. */
@@ -29,6 +29,7 @@ void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node);
 void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node *level);
 
 /* Merges chunks 0 … count-1 (one node each, 64-bit indices) by the same tree into the block. */
-void apa_cpu_exact_merge_chunks(apa_cpu_block *block, const apa_cpu_node *chunk, int64_t count, const apa_cpu_node *level);
+void apa_cpu_exact_merge_chunks(apa_cpu_block *block, const apa_cpu_node *chunk, int64_t count,
+                                const apa_cpu_node *level);
 
 #endif

@@ -1,8 +1,8 @@
 /* 2^r for r in [-1/2, 1/2] as polynomials with p(0) = 1, so that a row's maximum gives exactly 1.
  *
- * Coefficients: least relative error fits (iteratively reweighted least squares on 4000 Chebyshev nodes), rounded to float.
- * Relative error of the polynomial itself: degree 6 1.6e-8 (under a quarter of an ulp), degree 3 1.0e-4 (INT8 probabilities
- * round at 2e-3 of the tile's maximum, twenty times coarser). */
+ * Coefficients: least relative error fits (iteratively reweighted least squares on 4000 Chebyshev nodes), rounded to
+ * float. Relative error of the polynomial itself: degree 6 1.6e-8 (under a quarter of an ulp), degree 3 1.0e-4 (INT8
+ * probabilities round at 2e-3 of the tile's maximum, twenty times coarser). */
 #ifndef APA_CPU_EXP2_H
 #define APA_CPU_EXP2_H
 

@@ -1,14 +1,15 @@
 /* Kernel table of the CPU engine: what a kernel gets, what it must do, who has it.
  *
- * Rows live in the lanes. A *register* is 16 packed rows side by side; Q, scores, probabilities and outputs are laid out
- * [..][lane] with 16 lanes, so maxima, sums and verdicts are vertical and K and V are read as broadcasts, never transposed.
- * A *panel* is 1 … APA_CPU_PANEL_F32 (APA_CPU_PANEL_I8) registers that one kernel call handles side by side; panels may mix
- * any registers, hence the arrays of pointers.
+ * Rows live in the lanes. A *register* is 16 packed rows side by side; Q, scores, probabilities and outputs are
+ * [..][lane] with 16 lanes, so maxima, sums and verdicts are vertical and K and V are read as broadcasts, never
+ * transposed. A *panel* is 1 … APA_CPU_PANEL_F32 (APA_CPU_PANEL_I8) registers that one kernel call handles side by
+ * side; panels may mix any registers, hence the arrays of pointers.
  *
  * Layouts (floats unless said otherwise; TILE = 64 keys, LANES = 16 rows; Dp = D rounded up to 8, Dvp likewise):
  *   q[r]     [Dp][LANES]                     query register r, f32
  *   k        [TILE][Dp]                      key tile, f32, zero padded
- *   v        [Dvp/8][TILE][8]                value tile, f32, zero padded
+ *   v        [Dvp/8][V_BLOCK]                value tile, f32, zero padded; a block is [TILE][8] and a line of
+ *                                            padding, or blocks would share their cache sets
  *   s        [TILE][n][LANES]                scores of a panel of n registers
  *   o[r]     [Dvp][LANES]                    unnormalised output of register r
  *   q8[r]    [Dp/4][LANES][4] uint8          query codes + 128
@@ -17,9 +18,9 @@
  *   v8       [TILE/4][Dvp][4] int8           value codes
  *   p8[r]    [TILE/4][LANES][4] uint8        probabilities, 255 = the row's maximum in the tile
  *
- * All pointers are 64-byte aligned except where a kernel says otherwise. Kernels are pure: no allocation, no globals; two
- * threads may run them at once on different outputs. Every ISA level must give the bits of the scalar level for the integer
- * kernels and for quantisation; float kernels agree within the bound in tests/test_cpu_kernels.c. */
+ * All pointers are 64-byte aligned except where a kernel says otherwise. Kernels are pure: no allocation, no globals;
+ * two threads may run them at once on different outputs. Every ISA level must give the bits of the scalar level for the
+ * integer kernels and for quantisation; float kernels agree within the bounds in tests/test_cpu_kernels_*.c. */
 #ifndef APA_CPU_KERNELS_H
 #define APA_CPU_KERNELS_H
 
@@ -46,8 +47,8 @@ typedef struct apa_cpu_walk {
     uint16_t real;                  /* lanes that are rows; the others never vote */
 } apa_cpu_walk;
 
-/* A tile may be skipped while the bounds of all skipped tiles stay under this part of λ. Half a unit in the last place of an
- * FP32 sum is at least 2^-25 of it; one more factor of two is left for the quantisation of λ itself. */
+/* A tile may be skipped while the bounds of all skipped tiles stay under this part of λ. Half a unit in the last place
+ * of an FP32 sum is at least 2^-25 of it; one more factor of two is left for the quantisation of λ itself. */
 #define APA_CPU_SKIP_LIMIT 0x1p-26f
 
 /* What judge() found. */
@@ -63,9 +64,9 @@ typedef struct apa_cpu_state {
     float frame[APA_CPU_LANES], sum[APA_CPU_LANES];
 } apa_cpu_state;
 
-/* Memory that will be read soon: two sets of rows (K and V of the next tile). A score kernel asks for a part of it after each
- * of its blocks of keys, so that requests are spread over its work; it may ask for less or nothing. Rows past the end are the
- * caller's to avoid: rows is the number left for this kernel call. */
+/* Memory that will be read soon: two sets of rows (K and V of the next tile). A score kernel asks for a part of it
+ * after each of its blocks of keys, so that requests are spread over its work; it may ask for less or nothing. Rows
+ * past the end are the caller's to avoid: rows is the number left for this kernel call. */
 typedef struct apa_cpu_prefetch {
     const char *row[2];
     int64_t stride[2]; /* bytes from row to row */
@@ -82,27 +83,30 @@ typedef struct apa_cpu_kernels {
     /* One value row (n elements) into row `key` of v; elements n … Dvp-1 become 0. Returns as widen. */
     bool (*widen_v)(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v);
 
-    /* s[key][r][lane] = Σ_d q[r][d][lane]·k[key][d], one fused multiply-add chain over rising d. 1 <= n <= PANEL_F32. */
+    /* s[key][r][lane] = Σ_d q[r][d][lane]·k[key][d], one fused multiply-add chain over rising d. 1 <= n <= PANEL_F32.
+     */
     void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s,
                        const apa_cpu_prefetch *prefetch);
 
-    /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL: all
-     * keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK (or when
-     * it has seen no key yet), turns scores into p = 2^(s·c - shift - frame), 0 for masked keys, in place, and adds their
-     * sum to the state. c may not be negative. shift[lane] is in log2 units. alpha[lane] = 2^(old frame - new frame),
-     * 1 where it did not move. Returns true when any alpha is not 1 (o must be scaled before P·V is added). */
+    /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL:
+     * all keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK
+     * (or when it has seen no key yet), turns scores into p = 2^(s·c - shift - frame), 0 for masked keys, in place, and
+     * adds their sum to the state. c may not be negative. shift[lane] is in log2 units. alpha[lane] = 2^(old frame -
+     * new frame), 1 where it did not move. Returns true when any alpha is not 1 (o must be scaled before P·V is added).
+     */
     bool (*softmax_f32)(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
                         float *alpha);
 
-    /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one add. */
+    /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one
+     * add. */
     void (*pv_f32)(int n, const float *p, const float *v, int64_t Dvp, float *const *o);
 
     /* x[i][lane] *= alpha[lane] for i < rows. */
     void (*scale_lanes)(float *x, int64_t rows, const float *alpha);
 
     /* INT8. dot products of a panel of n registers with a tile, times the key's scale:
-     * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]; maximum[r][lane] is their maximum over all keys of the tile
-     * (max_i8 has it for a tile that is seen in part). 1 <= n <= PANEL_I8. */
+     * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]; maximum[r][lane] is their maximum over all keys of the
+     * tile (max_i8 has it for a tile that is seen in part). 1 <= n <= PANEL_I8. */
     void (*scores_i8)(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
                       int64_t Dp, float *s, float *maximum, const apa_cpu_prefetch *prefetch);
 
@@ -113,13 +117,13 @@ typedef struct apa_cpu_kernels {
     void (*softmax_i8)(const float *s, int n, const apa_cpu_span *span, const float *maximum, const float *q_scale,
                        uint8_t *p8, int32_t *sum);
 
-    /* top[lane] = maximum·q_scale in log2 units (-inf where maximum is). Returns true when skipping the tile keeps every real
-     * lane's bounds under APA_CPU_SKIP_LIMIT, and then has added them to skipped and skipped_v. */
+    /* top[lane] = maximum·q_scale in log2 units (-inf where maximum is). Returns true when skipping the tile keeps
+     * every real lane's bounds under APA_CPU_SKIP_LIMIT, and then has added them to skipped and skipped_v. */
     bool (*look)(apa_cpu_walk *walk, const float *maximum, float k_scale_max, float v_max, float *top);
 
     /* Adds the tile's mass (sum·2^top/255) to λ, moving the frame first where top exceeds it by more than
-     * APA_CPU_FRAME_SLACK: frame, λ, cold, skipped and skipped_v move, and o must be multiplied by alpha when MOVED is set.
-     * CANDIDATE: the mass exceeds eps·λ in some real lane. p_scale[lane] = 2^(top - frame)/255. */
+     * APA_CPU_FRAME_SLACK: frame, λ, cold, skipped and skipped_v move, and o must be multiplied by alpha when MOVED is
+     * set. CANDIDATE: the mass exceeds eps·λ in some real lane. p_scale[lane] = 2^(top - frame)/255. */
     int (*judge)(apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *alpha, float *p_scale);
 
     /* The second look: does the tile's mass exceed eps·λ in some real lane, with λ as it is now? p_scale as judge(). */
@@ -132,13 +136,14 @@ typedef struct apa_cpu_kernels {
     /* sum[i] += value[i] for i < n, in double. */
     void (*accumulate)(double *sum, const float *value, int64_t n);
 
-    /* Values of a tile, v [TILE][Dvp] row-major f32: per channel the scale and codes of apa_int8_quantise() over the TILE
-     * keys, codes in the layout of v8. Returns the largest |v|. */
+    /* Values of a tile, v [TILE][Dvp] row-major f32: per channel the scale and codes of apa_int8_quantise() over the
+     * TILE keys, codes in the layout of v8. Returns the largest |v|. */
     float (*quantise_v)(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);
 
-    /* One key: widened from its tensor, minus mean, rotated in blocks of `block` (1: not), quantised as apa_int8_quantise(),
-     * all in f32 in this order. *sum = Σ codes. Codes D … Dp-1 are not touched. Returns false, with nothing to be relied on,
-     * when the key or its centred or rotated form is not finite. src need only be aligned to its element. */
+    /* One key: widened from its tensor, minus mean, rotated in blocks of `block` (1: not), quantised as
+     * apa_int8_quantise(), all in f32 in this order. *sum = Σ codes. Codes D … Dp-1 are not touched. Returns false,
+     * with nothing to be relied on, when the key or its centred or rotated form is not finite. src need only be aligned
+     * to its element. */
     bool (*quantise_k)(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
                        float *scale, int32_t *sum);
 
@@ -148,7 +153,8 @@ typedef struct apa_cpu_kernels {
     /* Rounds n values to a tensor's dtype (f16, bf16, f32). dst need only be aligned to its element. */
     void (*narrow)(apa_dtype dtype, const float *value, int64_t n, void *dst);
 
-    /* In place Walsh-Hadamard transform of consecutive blocks of `block` (a power of two) values, times 1/sqrt(block). */
+    /* In place Walsh-Hadamard transform of consecutive blocks of `block` (a power of two) values, times 1/sqrt(block).
+     */
     void (*hadamard)(float *value, int64_t n, int64_t block);
 } apa_cpu_kernels;
 

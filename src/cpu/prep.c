@@ -92,9 +92,9 @@ static bool quantise_k_tile(const prep_task *task, int64_t head, int64_t tile, i
     for (int64_t key = 0; key < APA_CPU_TILE; key++) {
         int32_t sum = 0;
         scale[key] = 0.0f;
-        if (key < keys && !task->kernels->quantise_k(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key),
-                                                     call->D, mean, task->shape->hadamard_block, codes + key * Dp,
-                                                     &scale[key], &sum))
+        if (key < keys &&
+            !task->kernels->quantise_k(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key), call->D, mean,
+                                       task->shape->hadamard_block, codes + key * Dp, &scale[key], &sum))
             finite = false;
         bias[key] = -128 * sum;
         largest = scale[key] > largest ? scale[key] : largest;
@@ -117,14 +117,14 @@ static bool quantise_v_tile(const prep_task *task, int64_t head, int64_t tile, i
         if (keys < APA_CPU_TILE || real < width)
             memset(values, 0, sizeof values);
         for (int64_t key = 0; key < keys; key++) {
-            const char *source = row_at(&call->v, head, tile * APA_CPU_TILE + key) + c * (int64_t)apa_dtype_bytes(call->v.dtype);
+            const char *source =
+                row_at(&call->v, head, tile * APA_CPU_TILE + key) + c * (int64_t)apa_dtype_bytes(call->v.dtype);
             if (!task->kernels->widen(call->v.dtype, source, real, values + key * width)) {
                 finite = false;
                 memset(values + key * width, 0, sizeof *values * (size_t)width);
             }
         }
-        const float largest =
-            task->kernels->quantise_v(values, width, codes, prepared->v_scale + index * Dvp + c);
+        const float largest = task->kernels->quantise_v(values, width, codes, prepared->v_scale + index * Dvp + c);
         most = largest > most ? largest : most;
         for (int64_t quad = 0; quad < APA_CPU_TILE / 4; quad++)
             memcpy(prepared->v8 + index * APA_CPU_TILE * Dvp + (quad * Dvp + c) * 4, codes + quad * width * 4,
@@ -143,8 +143,8 @@ static void quantise_tile(void *argument, size_t index)
     task->prepared->poisoned[index] = !(k_finite && v_finite);
 }
 
-void apa_cpu_prepare(apa_context *context, const apa_call *call, const apa_cpu_shape *shape, const apa_cpu_kernels *kernels,
-                     const apa_cpu_prepared *prepared)
+void apa_cpu_prepare(apa_context *context, const apa_call *call, const apa_cpu_shape *shape,
+                     const apa_cpu_kernels *kernels, const apa_cpu_prepared *prepared)
 {
     prep_task task = {call, shape, kernels, prepared};
     const size_t heads = (size_t)(call->B * call->Hkv), tiles = heads * (size_t)shape->tiles;

@@ -1,9 +1,10 @@
 /* Prep of the adaptive method: K's mean, rotated and quantised K and V tiles of every KV head.
  *
- * Stated order, the same in the reference engine: the mean of channel d is the sum over tiles in order of the tile's sum over
- * its keys in order, both in double, over the keys whose row is wholly finite, divided by their number and rounded once to
- * f32. A centred key is (f32)k - mean in f32, rotated by the block-diagonal Walsh-Hadamard matrix (butterflies of distance
- * 1, 2, 4, …, then one product with 1/sqrt(block)), then quantised per key. V is quantised per tile and channel. */
+ * Stated order, the same in the reference engine: the mean of channel d is the sum over tiles in order of the tile's
+ * sum over its keys in order, both in double, over the keys whose row is wholly finite, divided by their number and
+ * rounded once to f32. A centred key is (f32)k - mean in f32, rotated by the block-diagonal Walsh-Hadamard matrix
+ * (butterflies of distance 1, 2, 4, …, then one product with 1/sqrt(block)), then quantised per key. V is quantised per
+ * tile and channel. */
 #ifndef APA_CPU_PREP_H
 #define APA_CPU_PREP_H
 
@@ -26,7 +27,7 @@ typedef struct apa_cpu_prepared {
 void apa_cpu_prepared_layout(const apa_call *call, const apa_cpu_shape *shape, apa_cpu_arena *arena,
                              apa_cpu_prepared *prepared);
 
-void apa_cpu_prepare(apa_context *context, const apa_call *call, const apa_cpu_shape *shape, const apa_cpu_kernels *kernels,
-                     const apa_cpu_prepared *prepared);
+void apa_cpu_prepare(apa_context *context, const apa_call *call, const apa_cpu_shape *shape,
+                     const apa_cpu_kernels *kernels, const apa_cpu_prepared *prepared);
 
 #endif

@@ -1,8 +1,8 @@
 /* Derived sizes of a call. */
 #include "cpu/shape.h"
 
-/* With fewer units than this, blocks get smaller and exact work is cut along the keys too. A constant, so that results and
- * work do not depend on the machine. */
+/* With fewer units than this, blocks get smaller and exact work is cut along the keys too. A constant, so that results
+ * and work do not depend on the machine. */
 #define ENOUGH_UNITS 32
 #define ALL_HOT(recipe) ((recipe)->force == APA_FORCE_HIGH && (recipe)->smooth_k == APA_TOGGLE_OFF)
 #define LARGEST_POOL 4096 /* P tiles of 1 KiB */
@@ -17,7 +17,8 @@ int64_t apa_cpu_hadamard_block(int64_t D)
     return D & -D;
 }
 
-/* Registers of a block: as many as keep Q and O of a block in the second-level cache, fewer when there is little work. */
+/* Registers of a block: as many as keep Q and O of a block in the second-level cache, fewer when there is little work.
+ */
 static int choose_block_registers(const apa_call *call, const apa_cpu_shape *shape)
 {
     const int64_t width = shape->Dp > shape->Dvp ? shape->Dp : shape->Dvp;
@@ -41,7 +42,8 @@ static void cut_along_keys(apa_cpu_shape *shape)
             shape->chunk_segments *= 2;
     shape->chunks = segments == 0 ? 1 : ceil_div(segments, shape->chunk_segments);
     shape->levels = 1;
-    for (int64_t n = shape->chunk_segments > shape->chunks ? shape->chunk_segments : shape->chunks; n > 1; n = (n + 1) / 2)
+    for (int64_t n = shape->chunk_segments > shape->chunks ? shape->chunk_segments : shape->chunks; n > 1;
+         n = (n + 1) / 2)
         shape->levels++;
 }
 
@@ -51,13 +53,15 @@ void apa_cpu_shape_of(const apa_call *call, apa_cpu_shape *shape)
     shape->Dvp = ceil_div(call->Dv, 8) * 8;
     shape->tiles = ceil_div(call->Skv, APA_CPU_TILE);
     shape->registers = ceil_div(apa_call_rows(call), APA_CPU_LANES);
-    shape->adaptive = !ALL_HOT(&call->recipe);
+    /* Without rows or keys there is nothing to prepare: the exact path writes the empty rows. */
+    shape->adaptive = !ALL_HOT(&call->recipe) && call->Sq > 0 && call->Skv > 0;
     shape->block_registers = choose_block_registers(call, shape);
     shape->blocks = ceil_div(shape->registers, shape->block_registers);
     shape->units = call->B * call->Hkv * shape->blocks;
     cut_along_keys(shape);
     shape->hadamard_block = call->recipe.hadamard == APA_TOGGLE_ON ? apa_cpu_hadamard_block(call->D) : 1;
-    /* A diffuse row has about 1/eps candidates before the second look; twice that, and a few, are kept without asking. */
+    /* A diffuse row has about 1/eps candidates before the second look; twice that, and a few, are kept without asking.
+     */
     double wanted = call->recipe.eps > 0.0 ? 2.0 / call->recipe.eps + 16.0 : 0.0;
     wanted = wanted < (double)shape->tiles ? wanted : (double)shape->tiles;
     wanted *= shape->block_registers;
@@ -67,7 +71,9 @@ void apa_cpu_shape_of(const apa_call *call, apa_cpu_shape *shape)
 void *apa_cpu_take(apa_cpu_arena *arena, int64_t count, size_t bytes)
 {
     const size_t at = arena->used;
-    const size_t total = (size_t)count * bytes;
-    arena->used += (total + 63) / 64 * 64;
+    size_t total;
+    if (__builtin_mul_overflow((size_t)count, bytes, &total) || __builtin_add_overflow(total, (size_t)63, &total) ||
+        __builtin_add_overflow(at, total / 64 * 64, &arena->used))
+        arena->used = SIZE_MAX / 64 * 64; /* sticks, and no allocation of this size succeeds */
     return arena->base == NULL ? NULL : arena->base + at;
 }

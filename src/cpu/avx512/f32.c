@@ -1,8 +1,8 @@
 /* Exact tiles: FP32 products and sums, 16 rows in the lanes.
  *
- * Scores and P·V are outer products: n query registers by 8 keys (or channels) make 8n accumulators that stay in registers
- * over the whole inner loop; per step n loads and 8 broadcasts feed 8n multiply-adds, so from n = 2 on the FMA units are the
- * limit. */
+ * Scores and P·V are outer products: n query registers by 8 keys (or channels) make 8n accumulators that stay in
+ * registers over the whole inner loop; per step n loads and 8 broadcasts feed 8n multiply-adds, so from n = 2 on the
+ * FMA units are the limit. */
 #include "cpu/avx512/avx512.h"
 #include "cpu/avx512/vector.h"
 
@@ -88,8 +88,8 @@ void apa_pv_f32_avx512(int n, const float *p, const float *v, int64_t Dvp, float
         pv_panel(1, p, v, Dvp, o);
 }
 
-APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
-                              float *alpha)
+APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
+                              apa_cpu_state *state, float *alpha)
 {
     const bool masked = span != NULL;
     const __m512i lo = masked ? _mm512_loadu_si512(span->lo) : _mm512_setzero_si512();
@@ -135,7 +135,7 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
 }
 
 bool apa_softmax_f32_avx512(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
-                                   apa_cpu_state *state, float *alpha)
+                            apa_cpu_state *state, float *alpha)
 {
     if (span != NULL)
         return softmax_panel(s, n, c, shift, span, state, alpha);

@@ -1,8 +1,8 @@
 /* INT8 tiles on VNNI: vpdpbusd multiplies 4 unsigned by 4 signed bytes and adds to 32 bits.
  *
- * Queries are the unsigned operand (code + 128) and rows lie in the lanes, so keys are read as 4-byte broadcasts from their
- * row-major codes; the offset costs -128·Σ(key codes), which the accumulators start from. Probabilities are unsigned by
- * nature. |Σ| <= 255·127·1024 < 2^31 for any D allowed, and 255·127·64 < 2^24 converts to float exactly. */
+ * Queries are the unsigned operand (code + 128) and rows lie in the lanes, so keys are read as 4-byte broadcasts from
+ * their row-major codes; the offset costs -128·Σ(key codes), which the accumulators start from. Probabilities are
+ * unsigned by nature. |Σ| <= 255·127·1024 < 2^31 for any D allowed, and 255·127·64 < 2^24 converts to float exactly. */
 #include "cpu/avx512/avx512.h"
 #include "cpu/avx512/vector.h"
 
@@ -28,7 +28,7 @@ APA_INLINE void dot4(__m512i *sum, __m512i a, __m512i b)
 
 APA_INLINE void scores_panel(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
                              const float *k_scale, int64_t Dp, float *s, float *maximum,
-                              const apa_cpu_prefetch *prefetch)
+                             const apa_cpu_prefetch *prefetch)
 {
     __m512 most[APA_CPU_PANEL_I8];
     for (int r = 0; r < n; r++)
@@ -104,8 +104,8 @@ APA_INLINE __m512i probability(__m512 x)
     return _mm512_cvtps_epi32(_mm512_scalef_ps(p, n));
 }
 
-APA_INLINE void softmax_panel(const float *s, int n, const apa_cpu_span *span, const float *maximum, const float *q_scale,
-                              uint8_t *p8, int32_t *sum)
+APA_INLINE void softmax_panel(const float *s, int n, const apa_cpu_span *span, const float *maximum,
+                              const float *q_scale, uint8_t *p8, int32_t *sum)
 {
     const bool masked = span != NULL;
     const __m512i lo = masked ? _mm512_loadu_si512(span->lo) : _mm512_setzero_si512();

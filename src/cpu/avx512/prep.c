@@ -257,8 +257,8 @@ APA_INLINE bool quantise_k_whole(int n, apa_dtype dtype, const char *src, const 
     return true;
 }
 
-APA_INLINE bool quantise_k_typed(apa_dtype dtype, const char *src, int64_t D, const float *mean, bool rotate, int8_t *code,
-                                 float *scale, int32_t *sum)
+APA_INLINE bool quantise_k_typed(apa_dtype dtype, const char *src, int64_t D, const float *mean, bool rotate,
+                                 int8_t *code, float *scale, int32_t *sum)
 {
     if (D == 64)
         return quantise_k_whole(4, dtype, src, mean, rotate, code, scale, sum);

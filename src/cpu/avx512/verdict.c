@@ -26,8 +26,7 @@ bool apa_look_avx512(apa_cpu_walk *walk, const float *maximum, float k_scale_max
     if ((walk->real & (uint16_t)~within) != 0)
         return false;
     _mm512_storeu_ps(walk->skipped, skipped);
-    _mm512_storeu_ps(walk->skipped_v,
-                     _mm512_fmadd_ps(bound, _mm512_set1_ps(v_max), _mm512_loadu_ps(walk->skipped_v)));
+    _mm512_storeu_ps(walk->skipped_v, _mm512_fmadd_ps(bound, _mm512_set1_ps(v_max), _mm512_loadu_ps(walk->skipped_v)));
     return true;
 }
 
@@ -52,7 +51,8 @@ int apa_judge_avx512(apa_cpu_walk *walk, const float *top, const int32_t *sum, f
     int judged = 0;
     const __m512 x = _mm512_loadu_ps(top);
     __m512 frame = _mm512_loadu_ps(walk->frame);
-    const __mmask16 moves = _mm512_cmp_ps_mask(x, _mm512_add_ps(frame, _mm512_set1_ps(APA_CPU_FRAME_SLACK)), _CMP_GT_OQ);
+    const __mmask16 moves =
+        _mm512_cmp_ps_mask(x, _mm512_add_ps(frame, _mm512_set1_ps(APA_CPU_FRAME_SLACK)), _CMP_GT_OQ);
     if (moves != 0) {
         const __m512 moved = _mm512_mask_mov_ps(frame, moves, x);
         const __m512 factor =

@@ -1,4 +1,5 @@
-/* The portable level: plain C, the contracts of cpu/kernels.h written out. Slow, and the yardstick of the other levels. */
+/* The portable level: plain C, the contracts of cpu/kernels.h written out. Slow, and the yardstick of the other levels.
+ */
 #include "cpu/exp2.h"
 #include "cpu/kernels.h"
 #include "formats/formats.h"
@@ -86,8 +87,8 @@ static bool sees(const apa_cpu_span *span, int lane, int key)
     return span == NULL || (span->lo[lane] <= key && key < span->hi[lane]);
 }
 
-static bool softmax_f32_scalar(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
-                               float *alpha)
+static bool softmax_f32_scalar(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
+                               apa_cpu_state *state, float *alpha)
 {
     bool moved = false;
     for (int i = 0; i < LANES; i++) {
@@ -140,8 +141,9 @@ static void scale_lanes_scalar(float *x, int64_t rows, const float *alpha)
             x[row * LANES + i] *= alpha[i];
 }
 
-static void scores_i8_scalar(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
-                             int64_t Dp, float *s, float *maximum, const apa_cpu_prefetch *prefetch)
+static void scores_i8_scalar(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
+                             const float *k_scale, int64_t Dp, float *s, float *maximum,
+                             const apa_cpu_prefetch *prefetch)
 {
     (void)prefetch;
     for (int i = 0; i < n * LANES; i++)
@@ -184,8 +186,8 @@ static uint8_t probability(float x)
     return (uint8_t)lrintf(p * power_of_two(n));
 }
 
-static void softmax_i8_scalar(const float *s, int n, const apa_cpu_span *span, const float *maximum, const float *q_scale,
-                              uint8_t *p8, int32_t *sum)
+static void softmax_i8_scalar(const float *s, int n, const apa_cpu_span *span, const float *maximum,
+                              const float *q_scale, uint8_t *p8, int32_t *sum)
 {
     memset(sum, 0, sizeof *sum * LANES);
     for (int key = 0; key < TILE; key++)
@@ -198,8 +200,8 @@ static void softmax_i8_scalar(const float *s, int n, const apa_cpu_span *span, c
         }
 }
 
-static void pv_i8_scalar(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale, const float *const *p_scale,
-                         int64_t Dvp, float *const *o)
+static void pv_i8_scalar(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale,
+                         const float *const *p_scale, int64_t Dvp, float *const *o)
 {
     for (int64_t c = 0; c < Dvp; c++)
         for (int r = 0; r < n; r++) {
@@ -224,8 +226,9 @@ static bool look_scalar(apa_cpu_walk *walk, const float *maximum, float k_scale_
     bool within = true;
     for (int i = 0; i < LANES; i++) {
         top[i] = maximum[i] == -INFINITY ? -INFINITY : maximum[i] * walk->q_scale[i];
-        bound[i] = top[i] == -INFINITY ? 0.0f
-                                       : (float)TILE * exp2_scalar(top[i] + walk->error[i] * k_scale_max - walk->frame[i]);
+        bound[i] = top[i] == -INFINITY
+                       ? 0.0f
+                       : (float)TILE * exp2_scalar(top[i] + walk->error[i] * k_scale_max - walk->frame[i]);
         if (is_real(walk, i) && !(walk->skipped[i] + bound[i] <= APA_CPU_SKIP_LIMIT * walk->lambda[i]))
             within = false;
     }
@@ -237,7 +240,8 @@ static bool look_scalar(apa_cpu_walk *walk, const float *maximum, float k_scale_
     return within;
 }
 
-static int judge_scalar(apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *alpha, float *p_scale)
+static int judge_scalar(apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *alpha,
+                        float *p_scale)
 {
     int judged = 0;
     for (int i = 0; i < LANES; i++) {
@@ -261,7 +265,8 @@ static int judge_scalar(apa_cpu_walk *walk, const float *top, const int32_t *sum
     return judged;
 }
 
-static bool judge_again_scalar(const apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *p_scale)
+static bool judge_again_scalar(const apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps,
+                               float *p_scale)
 {
     bool hot = false;
     for (int i = 0; i < LANES; i++) {
@@ -327,8 +332,8 @@ static void hadamard_scalar(float *value, int64_t n, int64_t block)
     }
 }
 
-static bool quantise_k_scalar(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
-                              float *scale, int32_t *sum)
+static bool quantise_k_scalar(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block,
+                              int8_t *code, float *scale, int32_t *sum)
 {
     float row[LARGEST_DIM];
     if (!widen_scalar(dtype, src, D, row))
