@@ -167,8 +167,17 @@ typedef struct apa_cpu_kernels {
 const apa_cpu_kernels *apa_cpu_kernels_for(apa_isa isa);
 
 extern const apa_cpu_kernels apa_cpu_kernels_scalar;
+#ifdef APA_HAVE_AVX2
+extern const apa_cpu_kernels apa_cpu_kernels_avx2;
+#ifdef APA_HAVE_AVXVNNI
+extern const apa_cpu_kernels apa_cpu_kernels_avx2vnni; /* the same but for the INT8 products; part of the level avx2 */
+#endif
+#endif
 #ifdef APA_HAVE_AVX512
 extern const apa_cpu_kernels apa_cpu_kernels_avx512;
+#endif
+#ifdef APA_HAVE_NEON
+extern const apa_cpu_kernels apa_cpu_kernels_neon;
 #endif
 
 #endif

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #define LARGEST_DIM 1024
+#define V_STRIP 256   /* channels */
+#define ROWS_AHEAD 16 /* prefetch distance */
 
 typedef struct prep_task {
     const apa_call *call;
@@ -37,6 +39,18 @@ static const char *row_at(const apa_tensor *tensor, int64_t head, int64_t key)
     return (const char *)tensor->data + offset * (int64_t)apa_dtype_bytes(tensor->dtype);
 }
 
+/* Rows are read once and in order, and still arrive late: a tile is too short for the hardware to catch on. */
+static void ask_ahead(const apa_tensor *tensor, int64_t head, int64_t key)
+{
+    const int64_t ahead = key + ROWS_AHEAD;
+    if (ahead >= tensor->shape[2])
+        return;
+    const char *row = row_at(tensor, head, ahead);
+    const int64_t bytes = tensor->shape[3] * (int64_t)apa_dtype_bytes(tensor->dtype);
+    for (int64_t byte = 0; byte < bytes; byte += 64)
+        __builtin_prefetch(row + byte);
+}
+
 static int64_t keys_in_tile(const apa_call *call, int64_t tile)
 {
     const int64_t rest = call->Skv - tile * APA_CPU_TILE;
@@ -53,6 +67,7 @@ static void sum_tile(void *argument, size_t index)
     memset(sum, 0, sizeof *sum * (size_t)(task->shape->Dp + 1));
     float row[LARGEST_DIM];
     for (int64_t key = 0; key < keys; key++) {
+        ask_ahead(&call->k, head, tile * APA_CPU_TILE + key);
         if (!task->kernels->widen(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key), call->D, row))
             continue;
         task->kernels->accumulate(sum, row, call->D);
@@ -92,6 +107,7 @@ static bool quantise_k_tile(const prep_task *task, int64_t head, int64_t tile, i
     for (int64_t key = 0; key < APA_CPU_TILE; key++) {
         int32_t sum = 0;
         scale[key] = 0.0f;
+        ask_ahead(&call->k, head, tile * APA_CPU_TILE + key);
         if (key < keys &&
             !task->kernels->quantise_k(call->k.dtype, row_at(&call->k, head, tile * APA_CPU_TILE + key), call->D, mean,
                                        task->shape->hadamard_block, codes + key * Dp, &scale[key], &sum))
@@ -108,15 +124,20 @@ static bool quantise_v_tile(const prep_task *task, int64_t head, int64_t tile, i
     const apa_call *call = task->call;
     const apa_cpu_prepared *prepared = task->prepared;
     const int64_t Dvp = task->shape->Dvp, keys = keys_in_tile(call, tile);
-    _Alignas(64) float values[APA_CPU_TILE * 64]; /* channels in strips, so that the stack holds any Dv */
-    _Alignas(64) int8_t codes[APA_CPU_TILE * 64];
+    _Alignas(64) float values[APA_CPU_TILE * V_STRIP]; /* channels in strips, so that the stack holds any Dv */
+    _Alignas(64) int8_t strip[APA_CPU_TILE * V_STRIP];
+    int8_t *v8 = prepared->v8 + index * APA_CPU_TILE * Dvp;
     bool finite = true;
     float most = 0.0f;
-    for (int64_t c = 0; c < Dvp; c += 64) {
-        const int64_t width = Dvp - c < 64 ? Dvp - c : 64, real = call->Dv - c < width ? call->Dv - c : width;
+    for (int64_t c = 0; c < Dvp; c += V_STRIP) {
+        const int64_t width = Dvp - c < V_STRIP ? Dvp - c : V_STRIP;
+        const int64_t real = call->Dv - c < width ? call->Dv - c : width;
+        int8_t *codes = width == Dvp ? v8 : strip; /* one strip is the whole tile: no copy */
         if (keys < APA_CPU_TILE || real < width)
             memset(values, 0, sizeof values);
         for (int64_t key = 0; key < keys; key++) {
+            if (c == 0)
+                ask_ahead(&call->v, head, tile * APA_CPU_TILE + key);
             const char *source =
                 row_at(&call->v, head, tile * APA_CPU_TILE + key) + c * (int64_t)apa_dtype_bytes(call->v.dtype);
             if (!task->kernels->widen(call->v.dtype, source, real, values + key * width)) {
@@ -126,9 +147,8 @@ static bool quantise_v_tile(const prep_task *task, int64_t head, int64_t tile, i
         }
         const float largest = task->kernels->quantise_v(values, width, codes, prepared->v_scale + index * Dvp + c);
         most = largest > most ? largest : most;
-        for (int64_t quad = 0; quad < APA_CPU_TILE / 4; quad++)
-            memcpy(prepared->v8 + index * APA_CPU_TILE * Dvp + (quad * Dvp + c) * 4, codes + quad * width * 4,
-                   (size_t)(width * 4));
+        for (int64_t quad = 0; quad < APA_CPU_TILE / 4 && codes != v8; quad++)
+            memcpy(v8 + (quad * Dvp + c) * 4, codes + quad * width * 4, (size_t)(width * 4));
     }
     prepared->v_max[index] = most;
     return finite;

@@ -217,7 +217,7 @@ void apa_hadamard_avx512(float *value, int64_t n, int64_t block)
 APA_INLINE bool quantise_k_whole(int n, apa_dtype dtype, const char *src, const float *mean, bool rotate, int8_t *code,
                                  float *scale, int32_t *sum)
 {
-    __m512 x[16], most = _mm512_setzero_ps();
+    __m512 x[16];
     for (int i = 0; i < n; i++) {
         x[i] = _mm512_sub_ps(load16(dtype, src, i * 16, 0xffff), _mm512_loadu_ps(mean + i * 16));
         if (rotate)
@@ -230,18 +230,21 @@ APA_INLINE bool quantise_k_whole(int n, apa_dtype dtype, const char *src, const 
                 x[j] = _mm512_add_ps(a, b);
                 x[j + h] = _mm512_sub_ps(a, b);
             }
-    __mmask16 bad = 0;
+    /* Magnitudes compare as integers, and NaN and Inf are the largest: one maximum finds amax and anything not finite
+     * (an input that is not stays so through differences, sums and products). */
     const __m512 root = _mm512_set1_ps(hadamard_scale(16 * n));
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i most = _mm512_setzero_si512();
     for (int i = 0; i < n; i++) {
         if (rotate)
             x[i] = _mm512_mul_ps(x[i], root);
-        /* A NaN or Inf of the input is one here too: differences, sums and products keep it. */
-        bad |= not_finite(x[i]);
-        most = _mm512_max_ps(most, _mm512_abs_ps(x[i]));
+        most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x[i]), magnitude));
     }
-    if (bad != 0)
+    const uint32_t largest = _mm512_reduce_max_epu32(most);
+    if (largest >= 0x7f800000u)
         return false;
-    const float amax = _mm512_reduce_max_ps(most);
+    float amax;
+    memcpy(&amax, &largest, sizeof amax);
     const bool usable = amax >= APA_INT8_AMAX_MIN;
     const __m512 inverse = _mm512_set1_ps(usable ? 127.0f / amax : 0.0f);
     const __m512i limit = _mm512_set1_epi32(127), lowest = _mm512_set1_epi32(-127);

@@ -374,13 +374,3 @@ const apa_cpu_kernels apa_cpu_kernels_scalar = {
     .narrow = narrow_scalar,
     .hadamard = hadamard_scalar,
 };
-
-const apa_cpu_kernels *apa_cpu_kernels_for(apa_isa isa)
-{
-#ifdef APA_HAVE_AVX512
-    if (isa == APA_ISA_AVX512)
-        return &apa_cpu_kernels_avx512;
-#endif
-    (void)isa;
-    return &apa_cpu_kernels_scalar;
-}

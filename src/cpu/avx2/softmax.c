@@ -1,0 +1,6 @@
+/* Softmax, maxima and scaling of the AVX2 level. The text is cpu/lanes8/softmax.h. */
+#include "cpu/avx2/avx2.h"
+#include "cpu/avx2/vector.h"
+
+#define SUFFIX avx2
+#include "cpu/lanes8/softmax.h"

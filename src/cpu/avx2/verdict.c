@@ -1,0 +1,6 @@
+/* Verdicts of the AVX2 level. The text is cpu/lanes8/verdict.h. */
+#include "cpu/avx2/avx2.h"
+#include "cpu/avx2/vector.h"
+
+#define SUFFIX avx2
+#include "cpu/lanes8/verdict.h"

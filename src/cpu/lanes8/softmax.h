@@ -1,0 +1,149 @@
+/* Softmax of exact and INT8 tiles, maxima, scaling: 16 rows as two halves of eight lanes. The text of these kernels for
+ * every instruction set of that width; a .c file of the set includes it after its vector.h, with SUFFIX defined. */
+#include "cpu/lanes8/common.h"
+
+#include <math.h>
+
+/* ---- exact tiles ---- */
+
+/* The frame's rule for one half; returns the lanes' factors and leaves what p is taken against in *base. */
+APA_INLINE v8f move_frame(v8f maximum, float c, v8f offset, float *frame_at, v8f *base)
+{
+    const v8f lowest = v8f_set(-INFINITY);
+    /* -inf·0 is NaN where c = 0: a lane that sees no key must not move. */
+    const v8f top = v8f_select(v8f_ne(maximum, lowest), v8f_sub(v8f_mul(maximum, v8f_set(c)), offset), lowest);
+    const v8f old = v8f_load(frame_at);
+    const v8m moves = v8f_gt(top, v8f_add(old, v8f_set(APA_CPU_FRAME_SLACK)));
+    const v8f frame = v8f_select(moves, top, old);
+    v8f factor = v8f_set(1.0f);
+    if (v8m_bits(moves) != 0)
+        factor = v8f_select(moves, v8f_exp2(v8f_sub(old, frame)), factor);
+    v8f_store(frame_at, frame);
+    /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
+    *base = v8f_keep(v8f_ne(frame, lowest), v8f_add(offset, frame));
+    return factor;
+}
+
+/* Half a register. */
+APA_INLINE bool softmax_half(float *s, int n, float c, const float *shift, bool masked, const int32_t *lo_at,
+                             const int32_t *hi_at, float *frame, float *sum_at, float *alpha)
+{
+    const v8i lo = masked ? v8i_load(lo_at) : v8i_set(0), hi = masked ? v8i_load(hi_at) : v8i_set(0);
+    const v8f lowest = v8f_set(-INFINITY);
+    v8f most[4] = {lowest, lowest, lowest, lowest};
+    for (int key = 0; key < TILE; key += 4)
+        for (int u = 0; u < 4; u++) {
+            v8f x = v8f_load(s + (key + u) * n * LANES);
+            if (masked)
+                x = v8f_select(v8_visible(lo, hi, key + u), x, lowest);
+            most[u] = v8f_max_drop_nan(most[u], x);
+        }
+    const v8f maximum = v8f_max_drop_nan(v8f_max_drop_nan(most[0], most[1]), v8f_max_drop_nan(most[2], most[3]));
+    v8f base;
+    const v8f factor = move_frame(maximum, c, v8f_load(shift), frame, &base);
+    v8f_store(alpha, factor);
+
+    v8f sum[4] = {v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f)};
+    for (int key = 0; key < TILE; key += 4)
+        for (int u = 0; u < 4; u++) {
+            float *at = s + (key + u) * n * LANES;
+            v8f p = v8f_exp2(v8f_fms(v8f_load(at), v8f_set(c), base));
+            if (masked)
+                p = v8f_keep(v8_visible(lo, hi, key + u), p);
+            v8f_store(at, p);
+            sum[u] = v8f_add(sum[u], p);
+        }
+    const v8f added = v8f_add(v8f_add(sum[0], sum[1]), v8f_add(sum[2], sum[3]));
+    v8f_store(sum_at, v8f_fma(v8f_load(sum_at), factor, added));
+    return v8m_bits(v8f_ne(factor, v8f_set(1.0f))) != 0;
+}
+
+bool KERNEL(softmax_f32)(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
+                         float *alpha)
+{
+    bool moved = false;
+    for (int i = 0; i < LANES; i += EIGHT) {
+        bool half;
+        if (span != NULL)
+            half = softmax_half(s + i, n, c, shift + i, true, span->lo + i, span->hi + i, state->frame + i,
+                                state->sum + i, alpha + i);
+        else
+            half = softmax_half(s + i, n, c, shift + i, false, NULL, NULL, state->frame + i, state->sum + i, alpha + i);
+        moved = moved || half;
+    }
+    return moved;
+}
+
+void KERNEL(scale_lanes)(float *x, int64_t rows, const float *alpha)
+{
+    const v8f low = v8f_load(alpha), high = v8f_load(alpha + EIGHT);
+    for (int64_t i = 0; i < rows; i++) {
+        v8f_store(x + i * LANES, v8f_mul(v8f_load(x + i * LANES), low));
+        v8f_store(x + i * LANES + EIGHT, v8f_mul(v8f_load(x + i * LANES + EIGHT), high));
+    }
+}
+
+/* ---- INT8 tiles ---- */
+
+void KERNEL(max_i8)(const float *s, int n, const apa_cpu_span *span, float *maximum)
+{
+    const v8f lowest = v8f_set(-INFINITY);
+    for (int i = 0; i < LANES; i += EIGHT) {
+        v8f most[2] = {lowest, lowest};
+        const v8i lo = v8i_load(span != NULL ? span->lo + i : (const int32_t[EIGHT]){0});
+        const v8i hi = span != NULL ? v8i_load(span->hi + i) : v8i_set(TILE);
+        for (int key = 0; key < TILE; key += 2)
+            for (int u = 0; u < 2; u++) {
+                const v8f x = v8f_select(v8_visible(lo, hi, key + u), v8f_load(s + (key + u) * n * LANES + i), lowest);
+                most[u] = v8f_max_drop_nan(most[u], x);
+            }
+        v8f_store(maximum + i, v8f_max_drop_nan(most[0], most[1]));
+    }
+}
+
+/* round(255·2^x), x <= 0 and finite (whatever it is in lanes that see nothing is masked afterwards).
+ *
+ * x + 1.5·2^23 has round(x) in its low bits: they become the exponent that is added to the polynomial's. Under -64
+ * every result is 0. */
+APA_INLINE v8i probability(v8f x)
+{
+    const v8f magic = v8f_set(0x1.8p23f);
+    x = v8f_max_keep_nan(v8f_set(-64.0f), x);
+    const v8f shifted = v8f_add(x, magic), r = v8f_sub(x, v8f_sub(shifted, magic));
+    v8f p = v8f_fma(v8f_set(255.0f * APA_EXP2_3_C3), r, v8f_set(255.0f * APA_EXP2_3_C2));
+    p = v8f_fma(p, r, v8f_set(255.0f * APA_EXP2_3_C1));
+    p = v8f_fma(p, r, v8f_set(255.0f));
+    return v8i_from_float(v8f_from_bits(v8i_add(v8i_from_bits(p), v8i_left(v8i_from_bits(shifted), 23))));
+}
+
+APA_INLINE void softmax_i8_half(const float *s, int n, bool masked, const int32_t *lo_at, const int32_t *hi_at,
+                                v8f most, v8f scale, uint8_t *p8, int32_t *sum)
+{
+    const v8i lo = masked ? v8i_load(lo_at) : v8i_set(0), hi = masked ? v8i_load(hi_at) : v8i_set(0);
+    v8i total = v8i_set(0);
+    for (int key = 0; key < TILE; key += 4) {
+        v8i p[4];
+        for (int j = 0; j < 4; j++) {
+            const v8f below = v8f_sub(v8f_load(s + (key + j) * n * LANES), most);
+            p[j] = probability(v8f_mul(below, scale));
+            if (masked)
+                p[j] = v8i_keep(v8_visible(lo, hi, key + j), p[j]);
+        }
+        const v8i packed = v8i_or(v8i_or(p[0], v8i_left(p[1], 8)), v8i_or(v8i_left(p[2], 16), v8i_left(p[3], 24)));
+        v8i_store((int32_t *)(void *)(p8 + key * LANES), packed);
+        total = v8i_add(total, v8i_byte_sums(packed));
+    }
+    v8i_store(sum, total);
+}
+
+void KERNEL(softmax_i8)(const float *s, int n, const apa_cpu_span *span, const float *maximum, const float *q_scale,
+                        uint8_t *p8, int32_t *sum)
+{
+    for (int i = 0; i < LANES; i += EIGHT) {
+        const v8f most = v8f_load(maximum + i), scale = v8f_load(q_scale + i);
+        if (span != NULL)
+            softmax_i8_half(s + i, n, true, span->lo + i, span->hi + i, most, scale, p8 + 4 * i, sum + i);
+        else
+            softmax_i8_half(s + i, n, false, NULL, NULL, most, scale, p8 + 4 * i, sum + i);
+    }
+}

@@ -1,0 +1,6 @@
+/* Softmax, maxima and scaling of the NEON level. The text is cpu/lanes8/softmax.h. */
+#include "cpu/neon/neon.h"
+#include "cpu/neon/vector.h"
+
+#define SUFFIX neon
+#include "cpu/lanes8/softmax.h"

@@ -1,0 +1,6 @@
+/* Verdicts of the NEON level. The text is cpu/lanes8/verdict.h. */
+#include "cpu/neon/neon.h"
+#include "cpu/neon/vector.h"
+
+#define SUFFIX neon
+#include "cpu/lanes8/verdict.h"
