@@ -40,6 +40,7 @@ BEGIN {
     only("apa/eval.h",    "eval cli")
     only("pthreadpool.h", "core")
     only("cpuinfo.h",     "core")
+    only("cpuid.h",       "core")
     only("jansson.h",     "cli")
     only("immintrin.h",   "cpu/avx2 cpu/avx512")
     only("arm_neon.h",    "cpu/neon")

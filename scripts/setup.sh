@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a task needs and this machine lacks.
 #
-#   scripts/setup.sh [build|test|format|ci]     (default: build)
+#   scripts/setup.sh [build|test|format|ci|aarch64]     (default: build)
 #
 # What is needed is tried out (does the tool run, does the library link?), so tools and libraries from elsewhere count too,
 # and when nothing is missing nothing is asked: no apt-get, no root, no network.
@@ -54,16 +54,27 @@ need_format() {
     need clang-format clang-format --version
 }
 
+need_aarch64() {
+    need_compiler
+    need cmake cmake --version
+    need ninja-build ninja --version
+    need pkg-config pkg-config --version
+    need gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc --version
+    need libc6-dev-arm64-cross sh -c 'echo "int main(void) { return 0; }" | aarch64-linux-gnu-gcc -x c - -o /dev/null'
+    need qemu-user qemu-aarch64 --version
+}
+
 case $task in
 build) need_build ;;
 test) need_test ;;
 format) need_format ;;
+aarch64) need_aarch64 ;;
 ci)
     need_test
     need_format
     need clang clang --version
     ;;
-*) die "unknown task '$task', expected build, test, format or ci" ;;
+*) die "unknown task '$task', expected build, test, format, ci or aarch64" ;;
 esac
 
 [ ${#missing[@]} -gt 0 ] || exit 0

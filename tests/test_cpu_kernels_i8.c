@@ -29,7 +29,7 @@ static int set_up(void **state)
 {
     (void)state;
     apa_test_seed();
-    levels = apa_test_levels(level);
+    levels = apa_test_tables(level);
     return 0;
 }
 
@@ -329,7 +329,9 @@ static void pv_case(const apa_test_level *at, apa_test_rng *rng, codes_kind kind
         uint8_t *p = apa_test_take(&set, TILE * LANES, 0);
         float *scale = apa_test_take(&set, sizeof(float) * LANES, 4);
         for (int i = 0; i < TILE * LANES; i++)
-            p[i] = (uint8_t)(kind == CODES_RANDOM ? apa_test_below(rng, 256) : 255);
+            p[i] = (uint8_t)(kind == CODES_RANDOM   ? apa_test_below(rng, 256)
+                             : kind == CODES_LOWEST ? 255 * apa_test_below(rng, 2)
+                                                    : 255);
         for (int i = 0; i < LANES; i++)
             scale[i] = i == 2 ? 0.0f : (float)exp2(-20 * apa_test_uniform(rng));
         apa_test_freeze(&set, p);

@@ -24,7 +24,7 @@ static int set_up(void **state)
 {
     (void)state;
     apa_test_seed();
-    levels = apa_test_levels(level);
+    levels = apa_test_tables(level);
     return 0;
 }
 

@@ -9,8 +9,13 @@
 /* ISA levels in rising order within an architecture family. A level includes what is under it. */
 typedef enum apa_isa { APA_ISA_SCALAR = 0, APA_ISA_AVX2 = 1, APA_ISA_AVX512 = 2, APA_ISA_NEON = 3 } apa_isa;
 
-/* Highest level that this CPU and this build have. AVX2 means AVX2+FMA+F16C; AVX512 means F, BW, DQ, VL, VNNI, VBMI. */
+/* Highest level that this CPU, its operating system and this build have. AVX2 means AVX2+FMA+F16C; AVX512 means F, BW,
+ * DQ, VL, VNNI, VBMI; NEON means AArch64 with the dot product (FEAT_DotProd). */
 apa_isa apa_cpu_best_isa(void);
+
+/* AVX-VNNI: the level avx2 has a second table for it, because CPUs with AVX-512 may lack it. */
+int apa_cpu_has_avxvnni(void);
+
 const char *apa_isa_name(apa_isa isa);
 
 apa_isa apa_context_isa_level(const apa_context *context);

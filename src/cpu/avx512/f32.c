@@ -97,11 +97,13 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
     const __m512 lowest = _mm512_set1_ps(-INFINITY);
 
     __m512 most[4] = {lowest, lowest, lowest, lowest};
-    for (int j = 0; j < TILE; j++) {
-        const __m512 x = _mm512_load_ps(s + j * n * LANES);
-        const __mmask16 sees = masked ? apa_avx512_visible(lo, hi, j) : (__mmask16)0xffff;
-        most[j % 4] = _mm512_mask_max_ps(most[j % 4], sees, most[j % 4], x);
-    }
+    /* Nested loops: indexed by j % 4, gcc keeps the four accumulators in memory (6.9 against 10.6 G keys·rows/s). */
+    for (int key = 0; key < TILE; key += 4)
+        for (int u = 0; u < 4; u++) {
+            const __m512 x = _mm512_load_ps(s + (key + u) * n * LANES);
+            const __mmask16 sees = masked ? apa_avx512_visible(lo, hi, key + u) : (__mmask16)0xffff;
+            most[u] = _mm512_mask_max_ps(most[u], sees, most[u], x);
+        }
     const __m512 maximum = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
     const __m512 scale = _mm512_set1_ps(c), offset = _mm512_loadu_ps(shift);
     /* -inf·0 is NaN where c = 0: a lane that sees no key must not move. */
@@ -121,14 +123,15 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
     /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
     const __m512 base = _mm512_maskz_add_ps(_mm512_cmp_ps_mask(frame, lowest, _CMP_NEQ_UQ), offset, frame);
     __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int j = 0; j < TILE; j++) {
-        float *at = s + j * n * LANES;
-        __m512 p = apa_avx512_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, base));
-        if (masked)
-            p = _mm512_maskz_mov_ps(apa_avx512_visible(lo, hi, j), p);
-        _mm512_store_ps(at, p);
-        sum[j % 4] = _mm512_add_ps(sum[j % 4], p);
-    }
+    for (int key = 0; key < TILE; key += 4)
+        for (int u = 0; u < 4; u++) {
+            float *at = s + (key + u) * n * LANES;
+            __m512 p = apa_avx512_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, base));
+            if (masked)
+                p = _mm512_maskz_mov_ps(apa_avx512_visible(lo, hi, key + u), p);
+            _mm512_store_ps(at, p);
+            sum[u] = _mm512_add_ps(sum[u], p);
+        }
     const __m512 added = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
     _mm512_storeu_ps(state->sum, _mm512_fmadd_ps(_mm512_loadu_ps(state->sum), factor, added));
     return _mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;

@@ -82,13 +82,15 @@ void apa_max_i8_avx512(const float *s, int n, const apa_cpu_span *span, float *m
     const __m512 lowest = _mm512_set1_ps(-INFINITY);
     __m512 most[4] = {lowest, lowest, lowest, lowest};
     if (span == NULL) {
-        for (int j = 0; j < TILE; j++)
-            most[j % 4] = _mm512_max_ps(most[j % 4], _mm512_load_ps(s + j * n * LANES));
+        for (int key = 0; key < TILE; key += 4)
+            for (int u = 0; u < 4; u++)
+                most[u] = _mm512_max_ps(most[u], _mm512_load_ps(s + (key + u) * n * LANES));
     } else {
         const __m512i lo = _mm512_loadu_si512(span->lo), hi = _mm512_loadu_si512(span->hi);
-        for (int j = 0; j < TILE; j++)
-            most[j % 4] = _mm512_mask_max_ps(most[j % 4], apa_avx512_visible(lo, hi, j), most[j % 4],
-                                             _mm512_load_ps(s + j * n * LANES));
+        for (int key = 0; key < TILE; key += 4)
+            for (int u = 0; u < 4; u++)
+                most[u] = _mm512_mask_max_ps(most[u], apa_avx512_visible(lo, hi, key + u), most[u],
+                                             _mm512_load_ps(s + (key + u) * n * LANES));
     }
     _mm512_storeu_ps(maximum, _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
 }
