@@ -48,9 +48,10 @@ int cli_path_check(const cli_options *options, const char *option, const char *p
     }
     if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return cli_complain(CLI_MISUSE, "%s: %s: no folder \"%s\", expected one to write to", option, path, folder);
-    if (access(folder, W_OK | X_OK) != 0 && !(stat(path, &info) == 0 && !S_ISREG(info.st_mode)))
+    const int refused = access(folder, W_OK | X_OK) != 0 ? errno : 0;
+    if (refused != 0 && !(stat(path, &info) == 0 && !S_ISREG(info.st_mode)))
         return cli_complain(CLI_MISUSE, "%s: %s: folder \"%s\" cannot be written to: %s", option, path, folder,
-                            strerror(errno));
+                            strerror(refused));
     return CLI_DONE;
 }
 

@@ -255,6 +255,40 @@ static void visible_infinity(void **state)
 
 /* ---- 3. range ---- */
 
+/* Scores far beyond what a float can take a step of one in (f16 inputs reach 2.7e11 at D 64): equal ones still weigh
+ * the same, and none of the frame's roundings may turn into a power of two. */
+static void equal_huge_scores(void **state)
+{
+    (void)state;
+    static const double size[] = {2e4, 65504.0};
+    FOR_ALL(r, m)
+    for (int i = 0; i < 2; i++) {
+        apa_test_problem *t = make((apa_test_shape){1, 1, 1, 10, 100, 64, 8});
+        t->problem.softmax_scale = 0.125;
+        for (int64_t d = 0; d < 64; d++) {
+            for (int64_t s = 0; s < 10; s++)
+                apa_test_set(&t->problem.q, 0, 0, s, d, size[i]);
+            for (int64_t j = 0; j < 100; j++)
+                apa_test_set(&t->problem.k, 0, 0, j, d, size[i]);
+        }
+        for (int64_t j = 0; j < 100; j++)
+            for (int64_t c = 0; c < 8; c++)
+                apa_test_set(&t->problem.v, 0, 0, j, c, 1.0);
+        attend(r, m, t);
+        for (int64_t s = 0; s < 10; s++) {
+            const double lse = size[i] * size[i] * 64 * t->problem.softmax_scale;
+            if (!(fabs(lse_at(t, 0, s) / lse - 1) <= (m == 3 ? 0.02 : 1e-6)))
+                fail_msg("%s %s %s: LSE %g, expected %g", runners[r].engine, runners[r].level, method[m][0],
+                         lse_at(t, 0, s), lse);
+            for (int64_t c = 0; c < 8; c++)
+                if (!(fabs(out_at(t, 0, s, c) - 1) <= 1e-5))
+                    fail_msg("%s %s %s, scores of %g: out %g", runners[r].engine, runners[r].level, method[m][0],
+                             size[i] * size[i] * 64, out_at(t, 0, s, c));
+        }
+        apa_test_free(t);
+    }
+}
+
 /* Logits of ±2.5e5, one key far above the rest of the row: the output is its value, the LSE its logit. */
 static void large_logits(void **state)
 {
@@ -553,6 +587,7 @@ int main(void)
         cmocka_unit_test(visible_nan),
         cmocka_unit_test(visible_infinity),
         cmocka_unit_test(large_logits),
+        cmocka_unit_test(equal_huge_scores),
         cmocka_unit_test(large_random_logits),
         cmocka_unit_test(large_queries),
         cmocka_unit_test(zeros),

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #define APA_MAX_THREADS 4096
+/* Idle threads of the pool spin for a while, so more than a few on a core cost more than they could ever give. */
+#define THREADS_PER_CORE 4
 
 struct apa_context {
     pthreadpool_t own_pool; /* NULL with one thread or a caller's pool */
@@ -80,7 +82,9 @@ apa_status apa_context_create(apa_context **context, const apa_context_options *
     made->isa = isa;
     made->parallel_for = chosen.parallel_for;
     made->pool = chosen.pool;
-    made->threads = chosen.threads != 0 ? chosen.threads : usable_cores();
+    const int32_t cores = usable_cores(),
+                  most = cores < APA_MAX_THREADS / THREADS_PER_CORE ? cores * THREADS_PER_CORE : APA_MAX_THREADS;
+    made->threads = chosen.threads == 0 ? cores : chosen.threads < most ? chosen.threads : most;
     if (chosen.parallel_for == NULL && made->threads > 1) {
         made->own_pool = pthreadpool_create((size_t)made->threads);
         if (made->own_pool == NULL) {

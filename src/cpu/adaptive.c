@@ -19,6 +19,8 @@
 #define TILE APA_CPU_TILE
 #define P_BYTES (TILE * LANES)
 #define LARGEST_DIM 1024
+/* log2 units that a change of frame may be corrected by. */
+#define LARGEST_CORRECTION 60.0
 #define LOG2_E 1.4426950408889634074
 /* FP32 output sums: half a unit in the last place, with the same spare factor of two as APA_CPU_SKIP_LIMIT. */
 #define OUTPUT_SKIP_LIMIT 0x1p-26f
@@ -353,6 +355,13 @@ static void exact_pass(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, i
     }
 }
 
+/* How far a walk's log2 value lies over the lane's frame now; 2^x of it stays a finite number. */
+static double over_frame(const apa_cpu_block *block, const apa_cpu_register *reg, int lane, double log2_value)
+{
+    const double over = log2_value + (double)reg->shift[lane] - (double)reg->state.frame[lane] * (double)block->c;
+    return over > LARGEST_CORRECTION ? LARGEST_CORRECTION : over;
+}
+
 /* Was everything that the register left out too small for its sums? ℓ was checked tile by tile; o is judged here, when
  * its size is known. */
 static bool skipping_held(const apa_cpu_block *block, const apa_cpu_register *reg, const apa_cpu_walk *walk)
@@ -364,7 +373,7 @@ static bool skipping_held(const apa_cpu_block *block, const apa_cpu_register *re
         for (int64_t c = 0; c < block->call->Dv; c++)
             most = fabsf(reg->o[c * LANES + i]) > most ? fabsf(reg->o[c * LANES + i]) : most;
         /* The exact pass may have moved the frame since the walk. */
-        const float moved = exp2f(walk->frame[i] - reg->state.frame[i]);
+        const double moved = exp2(over_frame(block, reg, i, walk->frame[i]));
         if (!(walk->skipped_v[i] * moved <= OUTPUT_SKIP_LIMIT * most))
             return false;
     }
@@ -376,7 +385,7 @@ static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
                        int64_t first, int64_t end, int64_t base)
 {
     apa_cpu_register *reg = &block->reg[r];
-    const float *frame = reg->state.frame, *q_scale = adaptive->walk[r].q_scale;
+    const float *q_scale = adaptive->walk[r].q_scale;
     for (int64_t tile = first; tile < end; tile++) {
         if ((adaptive->skipped[tile] >> r & 1) == 0)
             continue;
@@ -386,8 +395,8 @@ static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
         const uint8_t *p8[1] = {adaptive->p8};
         make_p_again(block, adaptive, prepared, r, tile, base + tile, adaptive->p8, maximum, sum);
         for (int i = 0; i < LANES; i++) {
-            p_scale[0][i] =
-                maximum[i] == -INFINITY ? 0.0f : exp2f(maximum[i] * q_scale[i] - frame[i]) * (1.0f / 255.0f);
+            const double over = over_frame(block, reg, i, (double)maximum[i] * (double)q_scale[i]);
+            p_scale[0][i] = maximum[i] == -INFINITY ? 0.0f : (float)(exp2(over) / 255.0);
             reg->state.sum[i] += (float)sum[i] * p_scale[0][i];
         }
         add_values(block, prepared, base + tile, 1, &r, p8, (const float(*)[LANES])p_scale);
@@ -407,14 +416,27 @@ static void count(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int64_
         }
 }
 
-/* The cold state goes on as the block's state. A lane with no cold mass is empty: its frame came from estimates of hot
+/* The cold state goes on as the block's state, its frame in units of the raw scores, which it leaves by a rounding:
+ * sums and o are scaled by what that changed. A lane with no cold mass is empty: its frame came from estimates of hot
  * tiles, and where logits are large those can lie far above the exact scores. */
-static void take_cold_state(apa_cpu_register *reg, const apa_cpu_walk *walk)
+static void take_cold_state(apa_cpu_block *block, apa_cpu_register *reg, const apa_cpu_walk *walk)
 {
+    float factor[LANES];
     for (int i = 0; i < LANES; i++) {
+        const double log2_frame = (double)walk->frame[i] + (double)reg->shift[i], c = (double)block->c;
+        factor[i] = 1.0f;
         reg->state.sum[i] = walk->cold[i];
-        reg->state.frame[i] = walk->cold[i] > 0.0f ? walk->frame[i] : -INFINITY;
+        reg->state.frame[i] = -INFINITY;
+        if (!(walk->cold[i] > 0.0f))
+            continue;
+        reg->state.frame[i] = c > 0.0 ? (float)(log2_frame / c) : 0.0f;
+        const double left = log2_frame - (double)reg->state.frame[i] * c;
+        /* Beyond this the scores themselves (10^8 and more) are rounded more coarsely than any weight could show. */
+        if (fabs(left) < LARGEST_CORRECTION)
+            factor[i] = (float)exp2(left);
+        reg->state.sum[i] *= factor[i];
     }
+    block->kernels->scale_lanes(reg->o, block->shape->Dvp, factor);
 }
 
 void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
@@ -444,7 +466,7 @@ void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, cons
     }
     look_again(block, adaptive, prepared, first, end, base);
     for (int r = 0; r < block->n; r++)
-        take_cold_state(&block->reg[r], &adaptive->walk[r]);
+        take_cold_state(block, &block->reg[r], &adaptive->walk[r]);
     exact_pass(block, adaptive, first, end);
     for (int r = 0; r < block->n; r++)
         if (!skipping_held(block, &block->reg[r], &adaptive->walk[r]))

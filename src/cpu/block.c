@@ -205,8 +205,7 @@ static void store_register(apa_cpu_block *block, apa_cpu_register *reg)
         if (call->lse.dtype == APA_DTYPE_NONE)
             continue;
         const double sum = reg->state.sum[i];
-        const double lse =
-            sum == 0.0 ? -INFINITY : ((double)reg->state.frame[i] + (double)reg->shift[i] + log2(sum)) * LN_2;
+        const double lse = sum == 0.0 ? -INFINITY : ((double)reg->state.frame[i] * (double)block->c + log2(sum)) * LN_2;
         *(float *)output_row(&call->lse, block->b, &reg->row[i]) = (float)lse;
     }
 }

@@ -18,7 +18,7 @@ typedef struct apa_cpu_register {
     bool finite;                    /* every query value is */
     float *q;                       /* [Dp][LANES] */
     float *o;                       /* [Dvp][LANES] */
-    float shift[APA_CPU_LANES];     /* q·k̄ in log2 units: exact scores minus this are in the shared frame */
+    float shift[APA_CPU_LANES];     /* q·k̄ in log2 units: what centred scores lack of the exact ones */
     apa_cpu_state state;
 } apa_cpu_register;
 

@@ -5,6 +5,7 @@
 #include "cpu/exact.h"
 #include "recipe/defaults.h"
 
+#include <float.h>
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -23,8 +24,7 @@ static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
 {
     char found[32];
     if (recipe->tile != APA_CPU_TILE) {
-        snprintf(found, sizeof found, "%d", (int)recipe->tile);
-        return refuse(context, "tile", found, "64");
+        return apa_fail(context, APA_STATUS_UNSUPPORTED, "tile: %d, the cpu engine takes 64", (int)recipe->tile);
     }
     if (recipe->group != APA_CPU_LANES) {
         snprintf(found, sizeof found, "%d", (int)recipe->group);
@@ -71,6 +71,11 @@ static apa_status resolve(apa_context *context, apa_call *call)
 {
     if (is_too_large(call))
         return apa_fail(context, APA_STATUS_UNSUPPORTED, "shape: batch x heads x length beyond 2^45 rows or keys");
+    const double factor = fabs(call->scale) * 1.4426950408889634;
+    if (call->scale != 0.0 && !(factor >= FLT_MIN && factor <= FLT_MAX))
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "softmax_scale: %g, the cpu engine takes 0 and what FP32 holds (the reference engine takes it)",
+                        call->scale);
     apa_recipe *recipe = &call->recipe;
     apa_recipe_fill_auto(recipe, call->Sq, call->Skv, call->D);
     if (recipe->skip == APA_TOGGLE_AUTO)

@@ -75,8 +75,7 @@ static void panel(apa_cpu_block *block, const int *registers, int n, const apa_c
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
-        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, reg->shift, part[r] ? &span[r] : NULL, &reg->state,
-                                 alpha))
+        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, part[r] ? &span[r] : NULL, &reg->state, alpha))
             kernels->scale_lanes(reg->o, block->shape->Dvp, alpha);
     }
     kernels->pv_f32(n, block->s, block->v, block->shape->Dvp, o);
@@ -143,9 +142,11 @@ static void load_node(apa_cpu_block *block, const apa_cpu_node *node)
     }
 }
 
-static float weight(float frame, float most)
+static float weight(float frame, float most, float c)
 {
-    return frame == most ? 1.0f : exp2f(frame - most); /* -inf against -inf: both empty */
+    if (frame == most)
+        return 1.0f; /* -inf against -inf: both empty */
+    return frame == -INFINITY ? 0.0f : exp2f((frame - most) * c);
 }
 
 void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node)
@@ -158,8 +159,8 @@ void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node)
         float a[LANES], b[LANES];
         for (int i = 0; i < LANES; i++) {
             const float most = left->frame[i] > reg->state.frame[i] ? left->frame[i] : reg->state.frame[i];
-            a[i] = weight(left->frame[i], most);
-            b[i] = weight(reg->state.frame[i], most);
+            a[i] = weight(left->frame[i], most, block->c);
+            b[i] = weight(reg->state.frame[i], most, block->c);
             reg->state.frame[i] = most;
             reg->state.sum[i] = left->sum[i] * a[i] + reg->state.sum[i] * b[i];
         }

@@ -59,7 +59,8 @@ typedef struct apa_cpu_span {
     int32_t lo[APA_CPU_LANES], hi[APA_CPU_LANES];
 } apa_cpu_span;
 
-/* Online-softmax state of one register, log2 units. frame is -inf until a lane has seen a key. */
+/* Online-softmax state of one register over exact scores. The frame is in units of the raw scores q·k (times c it is in
+ * log2 units); -inf until a lane has seen a key. */
 typedef struct apa_cpu_state {
     float frame[APA_CPU_LANES], sum[APA_CPU_LANES];
 } apa_cpu_state;
@@ -89,13 +90,12 @@ typedef struct apa_cpu_kernels {
                        const apa_cpu_prefetch *prefetch);
 
     /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL:
-     * all keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK
-     * (or when it has seen no key yet), turns scores into p = 2^(s·c - shift - frame), 0 for masked keys, in place, and
-     * adds their sum to the state. c may not be negative. shift[lane] is in log2 units. alpha[lane] = 2^(old frame -
-     * new frame), 1 where it did not move. Returns true when any alpha is not 1 (o must be scaled before P·V is added).
-     */
-    bool (*softmax_f32)(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
-                        float *alpha);
+     * all keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK/c
+     * (or when it has seen no key yet), turns scores into p = 2^((s - frame)·c), 0 for masked keys, in place, and adds
+     * their sum to the state. The difference comes first: at scores of 10^9 a rounded s·c would be off by whole powers
+     * of two. c may not be negative. alpha[lane] = 2^((old frame - new frame)·c), 1 where it did not move. Returns true
+     * when any alpha is not 1 (o must be scaled before P·V is added). */
+    bool (*softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha);
 
     /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one
      * add. */

@@ -88,8 +88,7 @@ void apa_pv_f32_avx512(int n, const float *p, const float *v, int64_t Dvp, float
         pv_panel(1, p, v, Dvp, o);
 }
 
-APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
-                              apa_cpu_state *state, float *alpha)
+APA_INLINE bool softmax_panel(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
 {
     const bool masked = span != NULL;
     const __m512i lo = masked ? _mm512_loadu_si512(span->lo) : _mm512_setzero_si512();
@@ -105,28 +104,29 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
             most[u] = _mm512_mask_max_ps(most[u], sees, most[u], x);
         }
     const __m512 maximum = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
-    const __m512 scale = _mm512_set1_ps(c), offset = _mm512_loadu_ps(shift);
-    /* -inf·0 is NaN where c = 0: a lane that sees no key must not move. */
+    const __m512 scale = _mm512_set1_ps(c), old = _mm512_loadu_ps(state->frame);
+    /* A lane without a frame moves to its first score whatever c is; one that sees no score does not move. */
     const __mmask16 any = _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
-    const __m512 top = _mm512_mask_sub_ps(lowest, any, _mm512_mul_ps(maximum, scale), offset);
-
-    const __m512 old = _mm512_loadu_ps(state->frame);
-    const __mmask16 moves =
-        _mm512_cmp_ps_mask(top, _mm512_add_ps(old, _mm512_set1_ps(APA_CPU_FRAME_SLACK)), _CMP_GT_OQ);
-    const __m512 frame = _mm512_mask_mov_ps(old, moves, top);
+    const __mmask16 first = _mm512_cmp_ps_mask(old, lowest, _CMP_EQ_OQ);
+    const __m512 rise = _mm512_mul_ps(_mm512_sub_ps(maximum, old), scale);
+    const __mmask16 over = _mm512_cmp_ps_mask(rise, _mm512_set1_ps(APA_CPU_FRAME_SLACK), _CMP_GT_OQ);
+    const __mmask16 moves = any & (first | over);
+    const __m512 frame = _mm512_mask_mov_ps(old, moves, maximum);
     __m512 factor = _mm512_set1_ps(1.0f);
-    if (moves != 0)
-        factor = _mm512_mask_mov_ps(factor, moves, apa_avx512_exp2(_mm512_sub_ps(old, frame)));
+    if (moves != 0) {
+        const __m512 power = apa_avx512_exp2(_mm512_mul_ps(_mm512_sub_ps(old, frame), scale));
+        factor = _mm512_mask_mov_ps(factor, moves, _mm512_maskz_mov_ps((__mmask16)~first, power));
+    }
     _mm512_storeu_ps(state->frame, frame);
     _mm512_storeu_ps(alpha, factor);
 
     /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
-    const __m512 base = _mm512_maskz_add_ps(_mm512_cmp_ps_mask(frame, lowest, _CMP_NEQ_UQ), offset, frame);
+    const __m512 base = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(frame, lowest, _CMP_NEQ_UQ), frame);
     __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int key = 0; key < TILE; key += 4)
         for (int u = 0; u < 4; u++) {
             float *at = s + (key + u) * n * LANES;
-            __m512 p = apa_avx512_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, base));
+            __m512 p = apa_avx512_exp2(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(at), base), scale));
             if (masked)
                 p = _mm512_maskz_mov_ps(apa_avx512_visible(lo, hi, key + u), p);
             _mm512_store_ps(at, p);
@@ -137,12 +137,11 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const float *shift, cons
     return _mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
 }
 
-bool apa_softmax_f32_avx512(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
-                            apa_cpu_state *state, float *alpha)
+bool apa_softmax_f32_avx512(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
 {
     if (span != NULL)
-        return softmax_panel(s, n, c, shift, span, state, alpha);
-    return softmax_panel(s, n, c, shift, NULL, state, alpha);
+        return softmax_panel(s, n, c, span, state, alpha);
+    return softmax_panel(s, n, c, NULL, state, alpha);
 }
 
 void apa_scale_lanes_avx512(float *x, int64_t rows, const float *alpha)

@@ -6,27 +6,32 @@
 
 /* ---- exact tiles ---- */
 
-/* The frame's rule for one half; returns the lanes' factors and leaves what p is taken against in *base. */
-APA_INLINE v8f move_frame(v8f maximum, float c, v8f offset, float *frame_at, v8f *base)
+/* The frame's rule for one half; returns the lanes' factors and leaves what scores are taken against in *base. A lane
+ * without a frame moves to its first score whatever c is; one that sees no score does not move. */
+APA_INLINE v8f move_frame(v8f maximum, float c, float *frame_at, v8f *base)
 {
-    const v8f lowest = v8f_set(-INFINITY);
-    /* -inf·0 is NaN where c = 0: a lane that sees no key must not move. */
-    const v8f top = v8f_select(v8f_ne(maximum, lowest), v8f_sub(v8f_mul(maximum, v8f_set(c)), offset), lowest);
+    const v8f lowest = v8f_set(-INFINITY), one = v8f_set(1.0f), zero = v8f_set(0.0f), scale = v8f_set(c);
     const v8f old = v8f_load(frame_at);
-    const v8m moves = v8f_gt(top, v8f_add(old, v8f_set(APA_CPU_FRAME_SLACK)));
-    const v8f frame = v8f_select(moves, top, old);
-    v8f factor = v8f_set(1.0f);
-    if (v8m_bits(moves) != 0)
-        factor = v8f_select(moves, v8f_exp2(v8f_sub(old, frame)), factor);
+    const v8m has_frame = v8f_ne(old, lowest);
+    /* where there is no frame yet, a rise over the slack is made up */
+    const v8f rise = v8f_select(has_frame, v8f_mul(v8f_sub(maximum, old), scale), v8f_set(2.0f * APA_CPU_FRAME_SLACK));
+    const v8f reached = v8f_select(v8f_ne(maximum, lowest), rise, zero);
+    const v8m moves = v8f_gt(reached, v8f_set(APA_CPU_FRAME_SLACK));
+    const v8f frame = v8f_select(moves, maximum, old);
+    v8f factor = one;
+    if (v8m_bits(moves) != 0) {
+        const v8f power = v8f_exp2(v8f_mul(v8f_sub(old, frame), scale));
+        factor = v8f_select(moves, v8f_select(has_frame, power, zero), one);
+    }
     v8f_store(frame_at, frame);
     /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
-    *base = v8f_keep(v8f_ne(frame, lowest), v8f_add(offset, frame));
+    *base = v8f_keep(v8f_ne(frame, lowest), frame);
     return factor;
 }
 
 /* Half a register. */
-APA_INLINE bool softmax_half(float *s, int n, float c, const float *shift, bool masked, const int32_t *lo_at,
-                             const int32_t *hi_at, float *frame, float *sum_at, float *alpha)
+APA_INLINE bool softmax_half(float *s, int n, float c, bool masked, const int32_t *lo_at, const int32_t *hi_at,
+                             float *frame, float *sum_at, float *alpha)
 {
     const v8i lo = masked ? v8i_load(lo_at) : v8i_set(0), hi = masked ? v8i_load(hi_at) : v8i_set(0);
     const v8f lowest = v8f_set(-INFINITY);
@@ -40,14 +45,14 @@ APA_INLINE bool softmax_half(float *s, int n, float c, const float *shift, bool 
         }
     const v8f maximum = v8f_max_drop_nan(v8f_max_drop_nan(most[0], most[1]), v8f_max_drop_nan(most[2], most[3]));
     v8f base;
-    const v8f factor = move_frame(maximum, c, v8f_load(shift), frame, &base);
+    const v8f factor = move_frame(maximum, c, frame, &base);
     v8f_store(alpha, factor);
 
     v8f sum[4] = {v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f)};
     for (int key = 0; key < TILE; key += 4)
         for (int u = 0; u < 4; u++) {
             float *at = s + (key + u) * n * LANES;
-            v8f p = v8f_exp2(v8f_fms(v8f_load(at), v8f_set(c), base));
+            v8f p = v8f_exp2(v8f_mul(v8f_sub(v8f_load(at), base), v8f_set(c)));
             if (masked)
                 p = v8f_keep(v8_visible(lo, hi, key + u), p);
             v8f_store(at, p);
@@ -58,17 +63,16 @@ APA_INLINE bool softmax_half(float *s, int n, float c, const float *shift, bool 
     return v8m_bits(v8f_ne(factor, v8f_set(1.0f))) != 0;
 }
 
-bool KERNEL(softmax_f32)(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
-                         float *alpha)
+bool KERNEL(softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
 {
     bool moved = false;
     for (int i = 0; i < LANES; i += EIGHT) {
         bool half;
         if (span != NULL)
-            half = softmax_half(s + i, n, c, shift + i, true, span->lo + i, span->hi + i, state->frame + i,
-                                state->sum + i, alpha + i);
+            half = softmax_half(s + i, n, c, true, span->lo + i, span->hi + i, state->frame + i, state->sum + i,
+                                alpha + i);
         else
-            half = softmax_half(s + i, n, c, shift + i, false, NULL, NULL, state->frame + i, state->sum + i, alpha + i);
+            half = softmax_half(s + i, n, c, false, NULL, NULL, state->frame + i, state->sum + i, alpha + i);
         moved = moved || half;
     }
     return moved;

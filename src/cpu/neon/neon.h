@@ -8,8 +8,7 @@ bool apa_widen_neon(apa_dtype dtype, const void *src, int64_t n, float *dst);
 bool apa_widen_v_neon(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v);
 void apa_scores_f32_neon(int n, const float *const *q, const float *k, int64_t Dp, float *s,
                          const apa_cpu_prefetch *prefetch);
-bool apa_softmax_f32_neon(float *s, int n, float c, const float *shift, const apa_cpu_span *span, apa_cpu_state *state,
-                          float *alpha);
+bool apa_softmax_f32_neon(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha);
 void apa_pv_f32_neon(int n, const float *p, const float *v, int64_t Dvp, float *const *o);
 void apa_scale_lanes_neon(float *x, int64_t rows, const float *alpha);
 void apa_scores_i8_neon(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,

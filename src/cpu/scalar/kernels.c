@@ -87,8 +87,7 @@ static bool sees(const apa_cpu_span *span, int lane, int key)
     return span == NULL || (span->lo[lane] <= key && key < span->hi[lane]);
 }
 
-static bool softmax_f32_scalar(float *s, int n, float c, const float *shift, const apa_cpu_span *span,
-                               apa_cpu_state *state, float *alpha)
+static bool softmax_f32_scalar(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
 {
     bool moved = false;
     for (int i = 0; i < LANES; i++) {
@@ -98,20 +97,19 @@ static bool softmax_f32_scalar(float *s, int n, float c, const float *shift, con
             if (sees(span, i, key) && x > most)
                 most = x;
         }
+        const float old = state->frame[i];
         alpha[i] = 1.0f;
-        const float top = most == -INFINITY ? most : most * c - shift[i];
-        if (top > state->frame[i] + APA_CPU_FRAME_SLACK) {
-            alpha[i] = exp2_scalar(state->frame[i] - top);
-            state->frame[i] = top;
+        if (most != -INFINITY && (old == -INFINITY || (most - old) * c > APA_CPU_FRAME_SLACK)) {
+            alpha[i] = old == -INFINITY ? 0.0f : exp2_scalar((old - most) * c);
+            state->frame[i] = most;
             moved = moved || alpha[i] != 1.0f;
         }
         /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
-        const float base = state->frame[i] == -INFINITY ? 0.0f : shift[i] + state->frame[i];
+        const float base = state->frame[i] == -INFINITY ? 0.0f : state->frame[i];
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int key = 0; key < TILE; key++) {
             float *at = &s[key * n * LANES + i];
-            /* The product and the difference in double stand for the fused multiply-subtract of the vector levels. */
-            *at = sees(span, i, key) ? exp2_scalar((float)((double)*at * (double)c - (double)base)) : 0.0f;
+            *at = sees(span, i, key) ? exp2_scalar((*at - base) * c) : 0.0f;
             sum[key % 4] += *at;
         }
         state->sum[i] = state->sum[i] * alpha[i] + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
