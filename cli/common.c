@@ -59,7 +59,9 @@ static int check_engine(const char *name)
     if (name == NULL || strcmp(name, "auto") == 0)
         return CLI_DONE;
     for (size_t i = 0; apa_engine_name(i) != NULL; i++) {
-        if (strcmp(name, apa_engine_name(i)) == 0)
+        const size_t n = strlen(name); /* "cuda" names its family: cuda:warp */
+        if (strncmp(name, apa_engine_name(i), n) == 0 &&
+            (apa_engine_name(i)[n] == '\0' || apa_engine_name(i)[n] == ':'))
             return CLI_DONE;
         const size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, ", %s", apa_engine_name(i));

@@ -1,6 +1,8 @@
 /* apa info: engines, machine, presets and knobs; what a file holds. */
 #include "cli.h"
 
+#include <apa/cuda.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -195,6 +197,31 @@ static json_t *describe_machine(const apa_context *context, bool print)
                      apa_context_isa(context));
 }
 
+/* CUDA devices, what each runs and why; an empty list, and the reason in print, where there is none. */
+static json_t *describe_cuda_devices(apa_context *context, bool print)
+{
+    json_t *list = json_array();
+    int32_t count = 0;
+    if (apa_cuda_device_count(context, &count) != APA_STATUS_OK && print)
+        printf("  %s\n", apa_context_message(context));
+    for (int32_t i = 0; i < count; i++) {
+        apa_cuda_device device;
+        apa_cuda_device_init(&device);
+        if (apa_cuda_device_describe(context, i, &device) != APA_STATUS_OK)
+            continue;
+        if (print)
+            printf("  cuda device %d: %s, compute capability %d.%d; kernels %s, cold format %s (%s)\n", (int)i,
+                   device.name, (int)device.capability / 10, (int)device.capability % 10,
+                   device.kernels[0] != '\0' ? device.kernels : "none",
+                   device.cold_format[0] != '\0' ? device.cold_format : "none", device.reason);
+        json_array_append_new(list, json_pack("{s:i,s:s,s:i,s:i,s:s,s:s,s:s}", "index", (int)i, "name", device.name,
+                                              "capability", (int)device.capability, "multiprocessors",
+                                              (int)device.multiprocessors, "kernels", device.kernels, "cold_format",
+                                              device.cold_format, "reason", device.reason));
+    }
+    return list;
+}
+
 int cli_info(const cli_options *options)
 {
     int code = cli_path_check(options, "--json", options->json);
@@ -218,6 +245,7 @@ int cli_info(const cli_options *options)
     if (print && !cuda)
         printf("  cuda: not in this build\n");
     json_object_set_new(object, "engines", engines);
+    json_object_set_new(object, "cuda_devices", describe_cuda_devices(context, print && cuda));
     json_object_set_new(object, "presets", describe_presets(print));
     json_object_set_new(object, "knobs", describe_knobs(print && options->recipes));
     apa_output_file files[1];

@@ -3,8 +3,15 @@
 
 #include "cpu/engine.h"
 #include "reference/reference.h"
+#ifdef APA_HAVE_CUDA
+#include "cuda/engine.h"
+#endif
 
-static const apa_engine *const engines[] = {&apa_cpu_engine, &apa_reference_engine};
+static const apa_engine *const engines[] = {
+#ifdef APA_HAVE_CUDA
+    &apa_cuda_warp_engine,
+#endif
+    &apa_cpu_engine, &apa_reference_engine};
 
 const apa_engine *apa_engine_at(size_t i)
 {

@@ -107,28 +107,71 @@ static apa_status check_inputs(apa_context *context, const apa_problem *problem,
     return APA_STATUS_OK;
 }
 
+/* First byte and one past the last that a tensor's strides reach; false when it has no elements. */
+static bool extent(const apa_tensor *tensor, const char **from, const char **to)
+{
+    const int64_t bytes = (int64_t)apa_dtype_bytes(tensor->dtype);
+    int64_t low = 0, high = 0;
+    if (tensor->dtype == APA_DTYPE_NONE || tensor->data == NULL)
+        return false;
+    for (int axis = 0; axis < 4; axis++) {
+        if (tensor->shape[axis] == 0)
+            return false;
+        const int64_t reach = (axis == 3 ? 1 : tensor->stride[axis]) * (tensor->shape[axis] - 1);
+        *(reach < 0 ? &low : &high) += reach;
+    }
+    *from = (const char *)tensor->data + low * bytes;
+    *to = (const char *)tensor->data + (high + 1) * bytes;
+    return true;
+}
+
+/* Are all bytes between the first and the last the tensor's own? */
+static bool is_dense(const apa_tensor *tensor)
+{
+    const char *from, *to;
+    int64_t elements = 1;
+    for (int axis = 0; axis < 4; axis++)
+        elements *= tensor->shape[axis];
+    return extent(tensor, &from, &to) && to - from == elements * (int64_t)apa_dtype_bytes(tensor->dtype);
+}
+
+/* Overlap is certain when two tensors start at one place or when both are dense and their bytes meet. Views that
+ * interleave (a fused buffer) are the caller's word. */
+static bool overlap(const apa_tensor *a, const apa_tensor *b)
+{
+    const char *a_from, *a_to, *b_from, *b_to;
+    if (!extent(a, &a_from, &a_to) || !extent(b, &b_from, &b_to) || a_to <= b_from || b_to <= a_from)
+        return false;
+    return a->data == b->data || (is_dense(a) && is_dense(b));
+}
+
+static apa_status check_overlap(apa_context *context, const apa_problem *problem)
+{
+    const apa_tensor *const tensor[5] = {&problem->out, &problem->lse, &problem->q, &problem->k, &problem->v};
+    static const char *const name[5] = {"out", "lse", "q", "k", "v"};
+    for (int i = 0; i < 2; i++)
+        for (int j = i + 1; j < 5; j++)
+            if (overlap(tensor[i], tensor[j]))
+                return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: overlaps %s, expected memory of its own",
+                                name[i], name[j]);
+    return APA_STATUS_OK;
+}
+
 static apa_status check_outputs(apa_context *context, const apa_problem *problem, bool need_data)
 {
     const int64_t B = problem->q.shape[0], Hq = problem->q.shape[1], Sq = problem->q.shape[2];
     apa_status status = check_tensor(context, "out", &problem->out, true, need_data);
     if (status == APA_STATUS_OK)
         status = expect_shape(context, "out", &problem->out, B, Hq, Sq, problem->v.shape[3]);
-    if (status != APA_STATUS_OK || problem->lse.dtype == APA_DTYPE_NONE)
-        return status;
-    status = check_tensor(context, "lse", &problem->lse, true, need_data);
-    if (status == APA_STATUS_OK)
-        status = expect_shape(context, "lse", &problem->lse, B, Hq, Sq, 1);
-    if (status == APA_STATUS_OK && problem->lse.dtype != APA_DTYPE_F32 && problem->lse.dtype != APA_DTYPE_F64)
-        status = apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "lse: dtype %s, expected f32 or f64",
-                          apa_dtype_name(problem->lse.dtype));
-    if (status != APA_STATUS_OK || !need_data)
-        return status;
-    const apa_tensor *const input[3] = {&problem->q, &problem->k, &problem->v};
-    for (int i = 0; i < 3; i++)
-        if (input[i]->data != NULL && (input[i]->data == problem->out.data || input[i]->data == problem->lse.data))
-            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
-                            "out, lse: share memory with %c, expected outputs of their own", "qkv"[i]);
-    return APA_STATUS_OK;
+    if (status == APA_STATUS_OK && problem->lse.dtype != APA_DTYPE_NONE) {
+        status = check_tensor(context, "lse", &problem->lse, true, need_data);
+        if (status == APA_STATUS_OK)
+            status = expect_shape(context, "lse", &problem->lse, B, Hq, Sq, 1);
+        if (status == APA_STATUS_OK && problem->lse.dtype != APA_DTYPE_F32 && problem->lse.dtype != APA_DTYPE_F64)
+            status = apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "lse: dtype %s, expected f32 or f64",
+                              apa_dtype_name(problem->lse.dtype));
+    }
+    return status == APA_STATUS_OK && need_data ? check_overlap(context, problem) : status;
 }
 
 static apa_status check_masks(apa_context *context, const apa_problem *problem)
@@ -190,7 +233,8 @@ static apa_status choose_engine(apa_context *context, const char *name, apa_call
         status = engine->resolve(context, call);
         if (status == APA_STATUS_OK) {
             *chosen = engine;
-            return status;
+            /* what engines before it had against the call is no failure of the call */
+            return i > 0 ? apa_fail(context, APA_STATUS_OK, "%s", "") : status;
         }
     }
     if (!known)

@@ -1,31 +1,30 @@
 /* What the host hands the kernels: one plain struct, passed by value, readable from C and CUDA C++.
  *
  * Words of the CUDA engine:
- *   row    a (query head of the KV head, position). Rows of a KV head are numbered head by head, positions rounded up to 16
+ *   row    a (query head of the KV head, position). Rows of a KV head are numbered head by head, positions rounded up
+ * to 16
  *          (`Sq16`), so that 16 rows in line are 16 positions of one head; with packing `rows` they are position by
  *          position over the heads. Either way 16 rows in line are one group of the recipe.
  *   unit   128 rows in line: 8 groups, what one thread block works on. Units of a KV head are padded, never shared.
  *   split  a contiguous part of the tiles of a unit, when there are too few units to fill the device
- * All frames are in log2 units. A *raw* frame belongs to scores of the keys as given, a *centred* one to scores of the keys
- * minus their mean; raw = centred + shift, shift = q·mean. */
+ * All frames are in log2 units. A *raw* frame belongs to scores of the keys as given, a *centred* one to scores of the
+ * keys minus their mean; raw = centred + shift, shift = q·mean. */
 #ifndef APA_CUDA_JOB_H
 #define APA_CUDA_JOB_H
 
 #include <stdint.h>
 
-enum {
-    APA_CUDA_TILE = 64,
-    APA_CUDA_GROUP = 16,
-    APA_CUDA_UNIT = 128,
-    APA_CUDA_UNIT_GROUPS = 8,
-    APA_CUDA_DEVICES_AT_ONCE = 16
-};
+enum { APA_CUDA_TILE = 64, APA_CUDA_GROUP = 16, APA_CUDA_UNIT = 128, APA_CUDA_UNIT_GROUPS = 8 };
 
 typedef struct apa_cuda_tensor {
     void *data;
     int64_t stride[3]; /* batch, head, position, in elements; the last axis is contiguous */
     int32_t dtype;     /* apa_dtype; 0: not there */
 } apa_cuda_tensor;
+
+/* A tile whose mass in a group exceeded ε·λ when it was visited: its INT8 sums are in the cold state, or were held back
+ * because it looked as if it would stay hot. */
+enum { APA_CUDA_CANDIDATE_ADDED = 1, APA_CUDA_CANDIDATE_HELD = 2 };
 
 /* Counters, in this order. */
 enum { APA_CUDA_VISIBLE, APA_CUDA_HOT, APA_CUDA_CANDIDATES, APA_CUDA_COUNTS };
@@ -43,29 +42,36 @@ typedef struct apa_cuda_job {
     /* the adaptive method */
     float log2_eps, eps; /* eps >= 1: no candidates */
     int32_t smooth, hadamard, early_tiles;
+    int32_t judged; /* verdicts are asked for: neither forced nor switched off by ε */
 
     /* how the work is cut */
     int32_t splits, hot_splits;
+    int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
     /* workspace */
     double *tile_sum;    /* [B·Hkv][tiles][D + 1] */
+    double *mean_sum;    /* [B·Hkv][D] */
     float *k_mean;       /* [B·Hkv][D] */
     uint8_t *blob;       /* [B·Hkv][tiles][blob bytes] */
     uint8_t *poisoned;   /* [B·Hkv][tiles] */
+    float *k_scale_max;  /* [B·Hkv] */
     uint8_t *q8;         /* (batch) [unit][128·D] in fragment order */
     uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order */
     float *q_scale;      /* (batch) [unit][128] */
     float *shift;        /* (batch) [unit][128] */
     uint8_t *all_hot;    /* (batch) [unit][8] */
-    uint8_t *candidate;  /* (batch) [split-free: unit][8][tiles] */
+    uint8_t *candidate;  /* (batch) [unit][8][tiles]: 0 no; else an APA_CUDA_CANDIDATE_* */
     float *mass;         /* (batch) [unit][8][tiles][16]: log2 of a row's mass in a candidate tile */
     float *part_o;       /* (batch) [split][unit][128][D] */
     float *part_frame;   /* (batch) [split][unit][128] */
     float *part_sum;     /* (batch) [split][unit][128] */
-    uint32_t *hot_tile;  /* (batch) [unit][tiles] */
-    uint32_t *hot_mask;  /* (batch) [unit][tiles]: groups that compute it; << 8: groups that take it out of the cold sums */
-    int32_t *hot_count;  /* (batch) [unit] */
+    float *part_lambda;  /* (batch) [split][unit][128]: mass of all tiles; part_sum leaves out those held back */
+    uint32_t *hot_tile;  /* (batch) [unit][tiles]: what pass 2 computes exactly, */
+    uint8_t *hot_mask;   /* (batch) [unit][tiles]: and for which groups */
+    uint32_t *fix_tile;  /* (batch) [unit][tiles]: whose INT8 sums have to change, */
+    uint16_t *fix_mask;  /* (batch) [unit][tiles]: groups; << 8: groups that take them out, the others add them */
+    int32_t *list_count; /* (batch) [unit][2]: entries of the two lists */
     float *hot_o;        /* (batch) [hot split][unit][128][D] */
     float *hot_frame;    /* (batch) [hot split][unit][128] */
     float *hot_sum;      /* (batch) [hot split][unit][128] */
@@ -76,7 +82,17 @@ typedef struct apa_cuda_job {
 /* Bytes of a tile's INT8 blob: codes of K and V, their scales, a flag (see tile_i8.cuh). */
 static inline int64_t apa_cuda_blob_bytes(int64_t D)
 {
-    return 2 * 64 * D + 64 * 8 + D * 8 + 16;
+    return 2 * 64 * D + 64 * 4 + D * 4 + 16;
+}
+
+/* One cold and one hot part a unit: pass 2 goes on with the cold state and writes the result itself. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    apa_cuda_finishes_in_pass_2(const apa_cuda_job *job)
+{
+    return job->splits == 1 && job->hot_splits == 1;
 }
 
 #ifdef __cplusplus
@@ -91,6 +107,8 @@ int apa_cuda_launch_cold(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_hot(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream);
+/* Counts and verdicts of a call whose every visible tile is hot. */
+int apa_cuda_launch_all_hot(const apa_cuda_job *job, void *stream);
 
 /* Shared memory that a thread block of the kernels needs, for the check against the device. */
 int64_t apa_cuda_exact_shared_bytes(int64_t D);

@@ -48,8 +48,9 @@ __device__ __forceinline__ Row row_of(const apa_cuda_job &job, const Unit &unit,
     return row;
 }
 
-/* Piece of work `item` of unit_count·splits. Whole inputs: the units of a KV head run side by side, so that they find its
- * tiles in the cache. Causal ones (longest_first): the longest rows first, so that the short ones fill the gaps at the end. */
+/* Piece of work `item` of unit_count·splits. Whole inputs: the units of a KV head run side by side, so that they find
+ * its tiles in the cache. Causal ones (longest_first): the longest rows first, so that the short ones fill the gaps at
+ * the end. */
 __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, int splits)
 {
     Unit unit;
@@ -65,19 +66,20 @@ __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, i
         unit.local = unit.index - job.unit_first;
         return unit;
     }
-    /* [head][split][unit of the head]: the batch may begin and end inside a head, so heads are walked by their share. */
-    int64_t at = job.unit_first, left = item;
-    for (;;) {
-        const int64_t head_end = (at / job.units + 1) * job.units, batch_end = job.unit_first + job.unit_count;
-        const int64_t n = (head_end < batch_end ? head_end : batch_end) - at;
-        if (left < n * splits) {
-            unit.split = static_cast<int>(left / n);
-            unit.index = at + left % n;
-            break;
-        }
-        left -= n * splits;
-        at += n;
+    /* [head][split][unit of the head]; the batch may begin and end inside a head. */
+    const int64_t begin = job.unit_first, end = begin + job.unit_count,
+                  whole = static_cast<int64_t>(job.units) * splits;
+    int64_t at = begin, left = item;
+    const int64_t first_end = (begin / job.units + 1) * job.units,
+                  in_first = (first_end < end ? first_end : end) - begin;
+    if (left >= in_first * splits) {
+        left -= in_first * splits;
+        at = first_end + left / whole * job.units;
+        left %= whole;
     }
+    const int64_t head_end = (at / job.units + 1) * job.units, n = (head_end < end ? head_end : end) - at;
+    unit.split = static_cast<int>(left / n);
+    unit.index = at + (n - 1 - left % n); /* long rows first where rows grow */
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
     unit.local = unit.index - job.unit_first;

@@ -1,0 +1,85 @@
+# The CUDA engine: kernels by nvcc, host side by the C compiler, one switch.
+#
+#   APA_CUDA=OFF   left out; apa/cuda.h says so at run time
+#   APA_CUDA=ON    an error when there is no nvcc
+#   APA_CUDA=AUTO  ON where there is an nvcc
+# APA_CUDA_ARCHS lists what machine code is made for, as nvcc names it.
+set(APA_CUDA OFF CACHE STRING "CUDA engine: OFF, ON, AUTO")
+set(APA_CUDA_ARCHS "80;86;89;90;120a" CACHE STRING "CUDA architectures")
+set_property(CACHE APA_CUDA PROPERTY STRINGS OFF ON AUTO)
+
+# With an nvcc the kernels are compiled by a test even where the engine is left out.
+find_program(APA_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+if(APA_TESTS AND APA_NVCC AND CMAKE_C_COMPILER_ID STREQUAL GNU AND NOT APA_SANITIZE) # once is enough in CI
+  enable_testing()
+  add_test(NAME cuda_kernels COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/check_kernels.sh ${PROJECT_SOURCE_DIR} ${APA_NVCC}
+           80 90 120a)
+  set_tests_properties(cuda_kernels PROPERTIES TIMEOUT 900)
+endif()
+
+set(apa_cuda_on OFF)
+set(apa_pc_cuda "") # for apa.pc: what the static library needs beside the rest
+if(NOT APA_CUDA STREQUAL "OFF")
+  if(APA_NVCC)
+    get_filename_component(apa_cuda_root ${APA_NVCC} REALPATH)
+    get_filename_component(apa_cuda_root ${apa_cuda_root}/../.. ABSOLUTE)
+    find_library(APA_CUDART NAMES cudart_static HINTS ${apa_cuda_root}
+                 PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib targets/sbsa-linux/lib)
+    find_path(APA_CUDA_INCLUDE cuda_runtime_api.h HINTS ${apa_cuda_root}
+              PATH_SUFFIXES include targets/x86_64-linux/include targets/sbsa-linux/include)
+  endif()
+  if(APA_NVCC AND APA_CUDART AND APA_CUDA_INCLUDE)
+    set(apa_cuda_on ON)
+  elseif(APA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "APA_CUDA=ON: nvcc, cudart_static or cuda_runtime_api.h not found")
+  endif()
+endif()
+
+if(NOT apa_cuda_on)
+  message(STATUS "CUDA engine: left out (APA_CUDA=${APA_CUDA})")
+  target_sources(apa_objects PRIVATE src/cuda/absent/absent.c)
+  return()
+endif()
+
+message(STATUS "CUDA engine: ${APA_NVCC}, architectures ${APA_CUDA_ARCHS}")
+file(GLOB apa_cuda_c CONFIGURE_DEPENDS src/cuda/*.c)
+file(GLOB apa_cuda_kernels CONFIGURE_DEPENDS src/cuda/warp_mma/*.cu)
+file(GLOB apa_cuda_headers CONFIGURE_DEPENDS src/cuda/*.h src/cuda/*.cuh src/cuda/warp_mma/*.cuh)
+target_sources(apa_objects PRIVATE ${apa_cuda_c})
+target_compile_definitions(apa_objects PRIVATE APA_HAVE_CUDA=1)
+target_include_directories(apa_objects SYSTEM PRIVATE ${APA_CUDA_INCLUDE})
+
+set(apa_cuda_flags -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics
+    -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
+foreach(arch ${APA_CUDA_ARCHS})
+  list(APPEND apa_cuda_flags -gencode arch=compute_${arch},code=sm_${arch})
+endforeach()
+set(apa_cuda_objects "")
+foreach(source ${apa_cuda_kernels})
+  get_filename_component(name ${source} NAME_WE)
+  set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+  add_custom_command(OUTPUT ${object}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
+    COMMAND ${APA_NVCC} ${apa_cuda_flags} -c ${source} -o ${object}
+    DEPENDS ${source} ${apa_cuda_headers} COMMENT "nvcc ${name}.cu" VERBATIM)
+  list(APPEND apa_cuda_objects ${object})
+endforeach()
+set_source_files_properties(${apa_cuda_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+add_custom_target(apa_cuda_kernels DEPENDS ${apa_cuda_objects})
+
+foreach(target apa_static apa_shared)
+  add_dependencies(${target} apa_cuda_kernels)
+  target_sources(${target} PRIVATE ${apa_cuda_objects})
+endforeach()
+set(apa_pc_cuda " ${APA_CUDART} -ldl -lrt")
+target_link_libraries(apa_static PUBLIC ${APA_CUDART} ${CMAKE_DL_LIBS} rt pthread)
+target_link_libraries(apa_shared PRIVATE ${APA_CUDART} ${CMAKE_DL_LIBS} rt pthread)
+
+# tests/cuda/verify.c needs a device: a program to be run by hand, no test.
+if(APA_TESTS)
+  add_executable(apa_cuda_verify tests/cuda/verify.c cli/synthetic.c)
+  set_target_properties(apa_cuda_verify PROPERTIES OUTPUT_NAME cuda_verify)
+  target_include_directories(apa_cuda_verify PRIVATE src .)
+  target_include_directories(apa_cuda_verify SYSTEM PRIVATE ${APA_CUDA_INCLUDE})
+  target_link_libraries(apa_cuda_verify PRIVATE apa_static PkgConfig::JANSSON)
+endif()

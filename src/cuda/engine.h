@@ -1,0 +1,9 @@
+/* The CUDA engine for tensors in host memory. */
+#ifndef APA_CUDA_ENGINE_H
+#define APA_CUDA_ENGINE_H
+
+#include "core/engine.h"
+
+extern const apa_engine apa_cuda_warp_engine;
+
+#endif

@@ -1,0 +1,383 @@
+/* Cutting the work, laying out the workspace, launching. */
+#include "cuda/enqueue.h"
+
+#include "cuda/job.h"
+#include "recipe/defaults.h"
+
+#include <cuda_runtime_api.h>
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LOG2_E 1.4426950408889634074
+#define FAR (INT64_C(1) << 62)
+#define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
+#define LEAST_TILES 8                  /* of a split */
+#define MOST_SPLITS 64
+#define MOST_HOT_SPLITS 8
+
+/* ------------------------------------------------------------------------------- what is taken */
+
+bool apa_cuda_all_hot(const apa_recipe *recipe)
+{
+    return recipe->force == APA_FORCE_HIGH || (recipe->force == APA_FORCE_NONE && recipe->eps < 0.0);
+}
+
+static apa_status refuse(apa_context *context, const char *what, const char *found, const char *expected)
+{
+    return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, the cuda:warp engine takes %s", what, found, expected);
+}
+
+static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
+{
+    char found[32] = "";
+    if (recipe->tile != APA_CUDA_TILE) {
+        snprintf(found, sizeof found, "%d", (int)recipe->tile);
+        return refuse(context, "tile", found, "64");
+    }
+    if (recipe->exact_format != APA_EXACT_FORMAT_INPUT)
+        return refuse(context, "exact_format", "f16 or bf16", "input");
+    const char *knob;
+    if (apa_recipe_beyond_walk(recipe, &knob)) {
+        apa_recipe_get(recipe, knob, found, sizeof found);
+        return refuse(context, knob, found, "the plain adaptive walk only");
+    }
+    if (apa_cuda_all_hot(recipe))
+        return APA_STATUS_OK; /* no cold tile, so nothing below matters */
+    if (recipe->group != APA_CUDA_GROUP) {
+        snprintf(found, sizeof found, "%d", (int)recipe->group);
+        return refuse(context, "group", found, "16");
+    }
+    if (recipe->cold_format != APA_COLD_FORMAT_INT8) {
+        apa_recipe_get(recipe, "cold_format", found, sizeof found);
+        return refuse(context, "cold_format", found, "int8");
+    }
+    if (recipe->q_terms != 1)
+        return refuse(context, "q_terms", "2", "1");
+    if (recipe->smooth_v != APA_TOGGLE_OFF)
+        return refuse(context, "smooth_v", "on", "off");
+    if (recipe->p_scale != APA_P_SCALE_ROW_TILE)
+        return refuse(context, "p_scale", "ue4m3 or pow2", "row-tile");
+    if (recipe->skip == APA_TOGGLE_ON)
+        return refuse(context, "skip", "on", "off");
+    /* Verdicts fall when λ is complete, so neither its start nor the order of tiles decides anything. */
+    if (recipe->second_look != APA_TOGGLE_ON)
+        return refuse(context, "second_look", "off", "on");
+    return APA_STATUS_OK;
+}
+
+static apa_status check_shape(apa_context *context, const apa_call *call, const apa_cuda_target *target)
+{
+    char found[64];
+    if (call->q.dtype != APA_DTYPE_F16 && call->q.dtype != APA_DTYPE_BF16)
+        return refuse(context, "dtype", apa_dtype_name(call->q.dtype), "f16 and bf16");
+    if (call->out.dtype == APA_DTYPE_F64 || call->lse.dtype == APA_DTYPE_F64)
+        return refuse(context, "dtype of out or lse", "f64", "f16, bf16 and f32 (lse: f32)");
+    if (call->D != call->Dv || (call->D != 64 && call->D != 128 && call->D != 256)) {
+        snprintf(found, sizeof found, "%lld (values %lld)", (long long)call->D, (long long)call->Dv);
+        return refuse(context, "dim", found, "64, 128 or 256, the same for values");
+    }
+    if (call->Skv > INT32_MAX - APA_CUDA_TILE || call->Sq > INT32_MAX / 2 / call->G || call->Hq > INT32_MAX / 2 ||
+        call->B * call->Hkv > INT32_MAX / 2 || apa_call_tiles(call) * call->B * call->Hkv > INT32_MAX)
+        return refuse(context, "shape", "an axis beyond 2^30", "fewer rows, keys and tiles");
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    const int64_t cold = apa_cuda_cold_shared_bytes(call->D), hot = apa_cuda_hot_shared_bytes(call->D);
+    const int64_t need = all_hot ? apa_cuda_exact_shared_bytes(call->D) : cold > hot ? cold : hot;
+    if (need > target->shared_bytes)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "dim: %lld needs %lld bytes of shared memory in a block, this device has %lld",
+                        (long long)call->D, (long long)need, (long long)target->shared_bytes);
+    return APA_STATUS_OK;
+}
+
+apa_status apa_cuda_resolve(apa_context *context, apa_call *call)
+{
+    apa_cuda_target target;
+    apa_status status = apa_cuda_current(context, &target);
+    if (status != APA_STATUS_OK)
+        return status;
+    apa_recipe_fill_auto(&call->recipe, call->Sq, call->Skv, call->D);
+    if (call->recipe.skip == APA_TOGGLE_AUTO)
+        call->recipe.skip = APA_TOGGLE_OFF;
+    status = check_recipe(context, &call->recipe);
+    return status == APA_STATUS_OK ? check_shape(context, call, &target) : status;
+}
+
+/* ------------------------------------------------------------------------------- the job */
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* a + b, kept within ±2^62, so that adding a position cannot overflow. */
+static int64_t bounded_sum(int64_t a, int64_t b)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(a, b, &sum))
+        return a > 0 ? FAR : -FAR;
+    return sum > FAR ? FAR : sum < -FAR ? -FAR : sum;
+}
+
+static apa_cuda_tensor tensor_of(const apa_tensor *x)
+{
+    const apa_cuda_tensor tensor = {x->data, {x->stride[0], x->stride[1], x->stride[2]}, (int32_t)x->dtype};
+    return tensor;
+}
+
+static void set_masks(const apa_call *call, apa_cuda_job *job)
+{
+    int64_t right = FAR;
+    if (call->window_right >= 0)
+        right = bounded_sum(call->q_offset, call->window_right);
+    if (call->causal && call->q_offset < right)
+        right = call->q_offset;
+    job->end_offset = right == FAR ? FAR : bounded_sum(right, 1);
+    job->first_offset = call->window_left >= 0 ? bounded_sum(call->q_offset, -call->window_left) : -FAR;
+}
+
+static void set_shape(const apa_call *call, apa_cuda_job *job)
+{
+    job->B = (int32_t)call->B;
+    job->Hq = (int32_t)call->Hq;
+    job->Hkv = (int32_t)call->Hkv;
+    job->G = (int32_t)call->G;
+    job->Sq = (int32_t)call->Sq;
+    job->Skv = (int32_t)call->Skv;
+    job->D = (int32_t)call->D;
+    job->bf16 = call->q.dtype == APA_DTYPE_BF16;
+    job->packing_rows = call->recipe.packing == APA_PACKING_ROWS;
+    job->tiles = (int32_t)apa_call_tiles(call);
+    job->Sq16 = (int32_t)(ceil_div(call->Sq, APA_CUDA_GROUP) * APA_CUDA_GROUP);
+    job->rows = (int32_t)((job->packing_rows ? call->Sq : job->Sq16) * call->G);
+    job->units = (int32_t)ceil_div(job->rows, APA_CUDA_UNIT);
+}
+
+static void set_numbers(const apa_call *call, apa_cuda_job *job)
+{
+    const double c = fabs(call->scale) * LOG2_E;
+    /* A scale of zero makes all scores equal: so does one that no score can feel, without 0·inf at masked keys. */
+    job->c_exact = c < (double)FLT_MIN ? (double)FLT_MIN : c;
+    job->c = (float)job->c_exact;
+    job->negate = call->scale < 0.0;
+    const apa_recipe *recipe = &call->recipe;
+    const double eps = recipe->force == APA_FORCE_LOW ? 2.0 : recipe->eps;
+    job->eps = (float)eps;
+    job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;
+    job->smooth = recipe->smooth_k == APA_TOGGLE_ON;
+    job->hadamard = recipe->hadamard == APA_TOGGLE_ON;
+    job->judged = recipe->force == APA_FORCE_NONE && recipe->eps < 1.0;
+    job->early_tiles = job->judged ? recipe->early_tiles : 0;
+}
+
+/* Parts of the keys, such that the blocks come out in nearly full waves. */
+static int32_t choose_splits(const apa_cuda_job *job, int64_t units, int64_t slots)
+{
+    int32_t best = 1;
+    double least = INFINITY;
+    for (int32_t splits = 1; splits <= MOST_SPLITS && (splits == 1 || job->tiles / splits >= LEAST_TILES); splits++) {
+        const double waves = (double)ceil_div(units * splits, slots) / splits;
+        const double cost = waves * (1.0 + 0.01 * splits); /* a split writes and reads its sums */
+        if (cost < least * 0.98) {
+            least = cost;
+            best = splits;
+        }
+    }
+    return best;
+}
+
+static void cut(const apa_call *call, const apa_cuda_target *target, bool all_hot, apa_cuda_job *job)
+{
+    const int64_t units = (int64_t)job->B * job->Hkv * job->units;
+    const int64_t shared = all_hot ? apa_cuda_exact_shared_bytes(job->D) : apa_cuda_cold_shared_bytes(job->D);
+    const int64_t fit = target->shared_bytes_of_sm / (shared + 2048);
+    const int64_t slots = target->multiprocessors * (job->D <= 128 && fit >= 2 ? 2 : 1);
+    const bool triangle = call->causal && !job->packing_rows && job->Sq16 % APA_CUDA_UNIT == 0;
+    job->splits = units == 0 ? 1 : triangle && units >= 2 * slots ? 1 : choose_splits(job, units, slots);
+    job->hot_splits = 1;
+    while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 8 * target->multiprocessors)
+        job->hot_splits++;
+    job->longest_first = triangle;
+    job->shared_bytes_of_sm = target->shared_bytes_of_sm;
+}
+
+/* ------------------------------------------------------------------------------- workspace */
+
+typedef struct arena {
+    char *base;
+    size_t used;
+} arena;
+
+static void *take(arena *at, int64_t count, size_t bytes)
+{
+    const size_t offset = at->used;
+    at->used += ((size_t)count * bytes + 255) / 256 * 256;
+    return at->base == NULL ? NULL : at->base + offset;
+}
+
+/* Buffers of all tiles, then those of `units` units. */
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, arena *at)
+{
+    const int64_t heads = (int64_t)job->B * job->Hkv, tiles = heads * job->tiles, D = job->D;
+    const int64_t rows = units * APA_CUDA_UNIT, parts = all_hot && job->splits == 1 ? 0 : job->splits;
+    job->part_o = take(at, parts * rows * D, sizeof(float));
+    job->part_frame = take(at, parts * rows, sizeof(float));
+    job->part_sum = take(at, parts * rows, sizeof(float));
+    if (all_hot)
+        return;
+    job->tile_sum = take(at, job->smooth ? tiles * (D + 1) : 0, sizeof(double));
+    job->mean_sum = take(at, job->smooth ? heads * D : 0, sizeof(double));
+    job->k_mean = take(at, heads * D, sizeof(float));
+    job->blob = take(at, tiles * apa_cuda_blob_bytes(D), 1);
+    job->poisoned = take(at, tiles, 1);
+    job->k_scale_max = take(at, heads, sizeof(float));
+    job->q8 = take(at, rows * D, 1);
+    job->q16 = take(at, rows * D, 2);
+    job->q_scale = take(at, rows, sizeof(float));
+    job->shift = take(at, rows, sizeof(float));
+    job->all_hot = take(at, units * APA_CUDA_UNIT_GROUPS, 1);
+    job->candidate = take(at, units * APA_CUDA_UNIT_GROUPS * job->tiles, 1);
+    job->mass = take(at, units * APA_CUDA_UNIT * job->tiles, sizeof(float));
+    job->part_lambda = take(at, parts * rows, sizeof(float));
+    job->hot_tile = take(at, units * job->tiles, sizeof(uint32_t));
+    job->hot_mask = take(at, units * job->tiles, sizeof(uint8_t));
+    job->fix_tile = take(at, units * job->tiles, sizeof(uint32_t));
+    job->fix_mask = take(at, units * job->tiles, sizeof(uint16_t));
+    job->list_count = take(at, 2 * units, sizeof(int32_t));
+    const int64_t hot_parts = apa_cuda_finishes_in_pass_2(job) ? 0 : job->hot_splits;
+    job->hot_o = take(at, hot_parts * rows * D, sizeof(float));
+    job->hot_frame = take(at, hot_parts * rows, sizeof(float));
+    job->hot_sum = take(at, hot_parts * rows, sizeof(float));
+}
+
+/* Units that are worked on at once: all, or as many as keep the growing buffers within BATCH_BYTES. */
+static int64_t batch_units(const apa_cuda_job *job, bool all_hot, int64_t units)
+{
+    const int64_t sums = (int64_t)(job->splits + (all_hot ? 0 : job->hot_splits)) * APA_CUDA_UNIT * (job->D + 2) * 4;
+    const int64_t masses = all_hot ? 0 : (int64_t)job->tiles * APA_CUDA_UNIT_GROUPS * (16 * 4 + 1 + 1);
+    const int64_t each = all_hot && job->splits == 1 ? 1 : sums + masses, most = BATCH_BYTES / each;
+    const int64_t batches = ceil_div(units, most < 1 ? 1 : most);
+    return batches == 0 ? 0 : ceil_div(units, batches);
+}
+
+/* Returns the units of a batch. */
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+{
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    memset(job, 0, sizeof *job);
+    job->q = tensor_of(&call->q);
+    job->k = tensor_of(&call->k);
+    job->v = tensor_of(&call->v);
+    job->out = tensor_of(&call->out);
+    job->lse = tensor_of(&call->lse);
+    set_masks(call, job);
+    set_shape(call, job);
+    set_numbers(call, job);
+    cut(call, target, all_hot, job);
+    const int64_t units = (int64_t)job->B * job->Hkv * job->units, batch = batch_units(job, all_hot, units);
+    job->longest_first = job->longest_first && batch == units;
+    lay_out(job, all_hot, batch, at);
+    return batch;
+}
+
+size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target)
+{
+    arena at = {NULL, 0};
+    apa_cuda_job job;
+    make_job(call, target, &at, &job);
+    return at.used;
+}
+
+int64_t apa_cuda_visible(const apa_call *call)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < call->Sq; i++) {
+        int64_t first, end;
+        apa_call_visible(call, i, &first, &end);
+        if (first < end)
+            sum += (end - 1) / APA_CUDA_TILE - first / APA_CUDA_TILE + 1;
+    }
+    return sum * call->B * call->Hq;
+}
+
+/* ------------------------------------------------------------------------------- launching */
+
+static apa_status check_aligned(apa_context *context, const char *name, const apa_tensor *x)
+{
+    if (x->shape[0] * x->shape[1] * x->shape[2] == 0)
+        return APA_STATUS_OK;
+    bool strides = true;
+    for (int axis = 0; axis < 3; axis++)
+        strides = strides && (x->shape[axis] == 1 || x->stride[axis] % 8 == 0);
+    if ((uintptr_t)x->data % 16 == 0 && strides)
+        return APA_STATUS_OK;
+    return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                    "%s: data and rows not aligned to 16 bytes, expected strides that are multiples of 8 elements",
+                    name);
+}
+
+static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
+{
+    const int64_t units = (int64_t)job->B * job->Hkv * job->units;
+    int error = apa_cuda_launch_prep_keys(job, place->stream);
+    for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += batch) {
+        job->unit_count = units - job->unit_first < batch ? units - job->unit_first : batch;
+        error = apa_cuda_launch_prep_queries(job, place->stream);
+        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
+            error = cudaEventRecord(place->prep_done, place->stream);
+        if (error == 0)
+            error = apa_cuda_launch_cold(job, place->stream);
+        if (error == 0)
+            error = apa_cuda_launch_judge(job, place->stream);
+        if (error == 0)
+            error = apa_cuda_launch_hot(job, place->stream);
+        if (error == 0 && !apa_cuda_finishes_in_pass_2(job))
+            error = apa_cuda_launch_finish(job, 1, place->stream);
+    }
+    return error;
+}
+
+static int run_exact(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
+{
+    const int64_t units = (int64_t)job->B * job->Hkv * job->units;
+    int error = place->prep_done != NULL ? (int)cudaEventRecord(place->prep_done, place->stream) : 0;
+    for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += batch) {
+        job->unit_count = units - job->unit_first < batch ? units - job->unit_first : batch;
+        error = apa_cuda_launch_exact(job, place->stream);
+        if (error == 0 && job->splits > 1)
+            error = apa_cuda_launch_finish(job, 0, place->stream);
+    }
+    return error;
+}
+
+apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
+                            const apa_cuda_place *place)
+{
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    arena at = {place->workspace, 0};
+    apa_cuda_job job;
+    apa_status status = check_aligned(context, "q", &call->q);
+    if (status == APA_STATUS_OK)
+        status = check_aligned(context, "k", &call->k);
+    if (status == APA_STATUS_OK)
+        status = check_aligned(context, "v", &call->v);
+    if (status != APA_STATUS_OK)
+        return status;
+    const int64_t batch = make_job(call, target, &at, &job);
+    job.counts = (unsigned long long *)place->counts;
+    job.verdicts = place->verdicts;
+    int error = 0;
+    if (place->verdicts != NULL)
+        error = cudaMemsetAsync(place->verdicts, APA_VERDICT_INVISIBLE,
+                                (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call)), place->stream);
+    if (error == 0 && place->counts != NULL)
+        error = cudaMemsetAsync(place->counts, 0, sizeof(uint64_t) * APA_CUDA_COUNTS, place->stream);
+    if (error == 0)
+        error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
+    if (error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL))
+        error = apa_cuda_launch_all_hot(&job, place->stream);
+    if (error != 0)
+        return apa_fail(context, APA_STATUS_INTERNAL, "cuda: %s", cudaGetErrorString((cudaError_t)error));
+    return APA_STATUS_OK;
+}
