@@ -213,13 +213,13 @@ static void print(const bench_state *state)
            apa_dtype_name(p->q.dtype), p->causal ? "causal" : "not causal");
     printf("engine %s, %s, %d threads, %s\n\n", s->engine, apa_context_isa(state->context),
            (int)apa_context_threads(state->context), state->cpu);
-    printf("%-10s %12s %12s %12s %12s %10s  %s\n", "method", "median ms", "min ms", "max ms", "quartiles ms", "GFLOP/s",
+    printf("%-10s %12s %12s %12s %12s %10s  %s\n", "method", "median ms", "min ms", "max ms", "spread ms", "GFLOP/s",
            "kernel");
     printf("%-10s %12.3f %12.3f %12.3f %12.3f %10.1f  %s\n", s->recipe.name, state->method_ms.median,
            state->method_ms.low, state->method_ms.high, state->method_ms.spread, state->gflops, s->kernel);
     printf("%-10s %12.3f %12.3f %12.3f %12.3f %10.1f  %s\n\n", "exact", state->exact_ms.median, state->exact_ms.low,
            state->exact_ms.high, state->exact_ms.spread, state->exact_gflops, state->exact_kernel);
-    printf("%.2fx of exact (median of %" PRId64
+    printf("%.2fx as fast as exact (median of %" PRId64
            " ratios); prep %.3f ms (%.1f %%), attention %.3f ms; hot %.2f %%, skipped %.2f %%\n",
            state->ratio, state->repeats, state->prep_ms, 100 * prep_share(state), state->attention_ms,
            100 * s->hot_share, 100 * s->skip_share);

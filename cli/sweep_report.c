@@ -82,7 +82,10 @@ static json_t *row_json(const sweep_state *state, const sweep_row *row)
     figure figures[FIGURES];
     figures_of(row, figures);
     for (int i = 0; i < FIGURES; i++)
-        json_object_set_new(object, figures[i].key, cli_json_number(figures[i].value));
+        json_object_set_new(object, figures[i].key,
+                            strncmp(figures[i].key, "lt_", 3) == 0
+                                ? json_integer((json_int_t)figures[i].value) /* counts */
+                                : cli_json_number(figures[i].value));
     json_object_set_new(object, "engine", json_string(row->result.statistics.engine));
     json_object_set_new(object, "kernel", json_string(row->result.statistics.kernel));
     for (int d = 0; d < state->devices.count; d++) {
