@@ -32,6 +32,9 @@ typedef struct apa_cpu_adaptive {
 
 void apa_cpu_adaptive_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_cpu_adaptive *adaptive);
 
+/* Quantises the block's queries and finds the registers that go straight to the exact pass (adaptive_rows.c). */
+void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);
+
 /* Runs the method on a loaded block and leaves its states ready to store. */
 void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);
 
