@@ -72,23 +72,36 @@ static int compute(run_state *state)
     return status == APA_STATUS_OK ? CLI_DONE : cli_complain_context(state->options, state->context, status);
 }
 
+/* The preset, ε where tiles are judged by it, and every knob that was asked to differ from the default recipe's. */
+static void print_recipe(const apa_recipe *asked, const apa_recipe *ran)
+{
+    apa_recipe plain;
+    apa_recipe_init(&plain, NULL);
+    printf("recipe     %s", ran->name);
+    if (ran->force == APA_FORCE_NONE)
+        printf(" eps=%.4g", ran->eps);
+    for (size_t i = 0; apa_recipe_knob_at(i) != NULL; i++) {
+        const char *knob = apa_recipe_knob_at(i)->name;
+        char wanted[64], usual[64], text[64];
+        if (apa_recipe_get(asked, knob, wanted, sizeof wanted) != APA_STATUS_OK ||
+            apa_recipe_get(&plain, knob, usual, sizeof usual) != APA_STATUS_OK ||
+            apa_recipe_get(ran, knob, text, sizeof text) != APA_STATUS_OK)
+            continue;
+        if (strcmp(knob, "eps") != 0 && strcmp(wanted, usual) != 0)
+            printf(" %s=%s", knob, text);
+    }
+}
+
 static void print(const run_state *state)
 {
     const apa_statistics *s = &state->statistics;
     const apa_problem *p = &state->inputs.problem;
-    static const char *const knobs[] = {"eps",     "cold_format", "exact_format", "group",
-                                        "packing", "second_look", "lambda_bound"};
     printf("shape      B %" PRId64 ", Hq %" PRId64 ", Hkv %" PRId64 ", Sq %" PRId64 ", Skv %" PRId64 ", D %" PRId64
            ", Dv %" PRId64 ", %s\n",
            p->q.shape[0], p->q.shape[1], p->k.shape[1], p->q.shape[2], p->k.shape[2], p->q.shape[3], p->v.shape[3],
            apa_dtype_name(p->q.dtype));
     printf("engine     %s: %s, %d threads\n", s->engine, s->kernel, (int)apa_context_threads(state->context));
-    printf("recipe     %s", s->recipe.name);
-    for (size_t i = 0; i < sizeof knobs / sizeof knobs[0]; i++) {
-        char text[64];
-        if (apa_recipe_get(&s->recipe, knobs[i], text, sizeof text) == APA_STATUS_OK)
-            printf("%s%s=%s", i == 0 ? ": " : " ", knobs[i], text);
-    }
+    print_recipe(&state->recipe, &s->recipe);
     printf("\ntiles      %.2f %% hot, %.2f %% cold, of these %.2f %% skipped (%" PRId64 " visible)\n",
            100 * s->hot_share, s->visible > 0 ? 100 * (1 - s->hot_share) : 0, 100 * s->skip_share, s->visible);
     printf("time       prep %.3f ms, attention %.3f ms\n", s->prep_ms, s->attention_ms);
