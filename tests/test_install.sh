@@ -30,7 +30,7 @@ version=$(sed -n 's/.*APA_VERSION_STRING "\(.*\)".*/\1/p' "$source/include/apa/v
 # shellcheck disable=SC2046 # flags are words
 "$cc" -std=c11 "$source/examples/first.c" $(pkg-config --cflags --libs apa) -lm -o "$folder/shared"
 LD_LIBRARY_PATH=$libdir "$folder/shared"
-LD_LIBRARY_PATH=$libdir ldd "$folder/shared" | grep -q libapa.so.0
+LD_LIBRARY_PATH=$libdir ldd "$folder/shared" | grep libapa.so.0 >/dev/null # -q would leave early: SIGPIPE, and pipefail fails
 echo "ok pkg-config, shared"
 
 # shellcheck disable=SC2046
