@@ -93,14 +93,6 @@ static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, 
     return true;
 }
 
-/* With no cold tile there is no frame to share: the exact scores are taken as they are, and a mean of K far from the
- * keys that a row sees costs it nothing. */
-static void make_all_hot(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r)
-{
-    adaptive->all_hot |= (uint16_t)(1u << r);
-    memset(block->reg[r].shift, 0, sizeof block->reg[r].shift);
-}
-
 void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
 {
     const int64_t head = block->b * block->call->Hkv + block->kv_head;
@@ -112,6 +104,6 @@ void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, con
     for (int r = 0; r < block->n; r++) {
         load_register(block, adaptive, r, mean);
         if (is_all_hot(block, &block->reg[r], adaptive->q_reach[r], k_scale_max))
-            make_all_hot(block, adaptive, r);
+            adaptive->all_hot |= (uint16_t)(1u << r);
     }
 }
