@@ -3,45 +3,14 @@
 
 #include "apa/io.h"
 #include "reference/reference.h"
+#include "support/attend.h"
+#include "support/fixture.h"
 #include "support/problems.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static apa_context *context;
-
-static int set_up(void **state)
-{
-    (void)state;
-    apa_test_seed();
-    return apa_context_create(&context, NULL) != APA_STATUS_OK;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    apa_context_destroy(context);
-    return 0;
-}
-
-static apa_recipe recipe_of(const char *preset, const char *settings)
-{
-    apa_recipe recipe;
-    char text[512], message[256] = "";
-    assert_int_equal(apa_recipe_init(&recipe, preset), APA_STATUS_OK);
-    assert_true(strlen(settings) < sizeof text);
-    strcpy(text, settings);
-    for (char *at = strtok(text, " "); at != NULL; at = strtok(NULL, " ")) {
-        char *value = strchr(at, '=');
-        assert_non_null(value);
-        *value++ = 0;
-        if (apa_recipe_set(&recipe, at, value, message, sizeof message) != APA_STATUS_OK)
-            fail_msg("%s", message);
-    }
-    return recipe;
-}
 
 /* ---- inputs ---- */
 
@@ -127,7 +96,7 @@ static void drop(sample *x)
 
 static result run(const sample *x, const char *preset, const char *settings)
 {
-    const apa_recipe recipe = recipe_of(preset, settings);
+    const apa_recipe recipe = apa_test_recipe(preset, settings);
     apa_test_problem *t = x->t;
     result got = {0};
     apa_statistics_init(&got.statistics);
@@ -302,7 +271,8 @@ static void test_exact_pass_with_f16_sums(void **state)
     t->problem.causal = 0;
     for (int64_t j = 0; j < 4; ++j)
         apa_test_set(&t->problem.k, 0, 0, j, 15, j == 0 ? 11 : 0);
-    const apa_recipe f16 = recipe_of("exact", "exact_accum=f16"), f32 = recipe_of("exact", "exact_accum=f32");
+    const apa_recipe f16 = apa_test_recipe("exact", "exact_accum=f16"),
+                     f32 = apa_test_recipe("exact", "exact_accum=f32");
     apa_test_run(&apa_reference_engine, context, t, &f16, NULL, NULL);
     const double l = 1 + 4099 * exp(-11);
     assert_true(fabs(apa_test_get(&t->problem.out, 0, 0, 3, 5) - 1 / l) <= 1e-3);

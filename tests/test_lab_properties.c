@@ -4,45 +4,14 @@
 
 #include "reference/internal.h"
 #include "reference/reference.h"
+#include "support/attend.h"
+#include "support/fixture.h"
 #include "support/problems.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static apa_context *context;
-
-static int set_up(void **state)
-{
-    (void)state;
-    apa_test_seed();
-    return apa_context_create(&context, NULL) != APA_STATUS_OK;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    apa_context_destroy(context);
-    return 0;
-}
-
-static apa_recipe recipe_of(const char *preset, const char *settings)
-{
-    apa_recipe recipe;
-    char text[512], message[256] = "";
-    assert_int_equal(apa_recipe_init(&recipe, preset), APA_STATUS_OK);
-    assert_true(strlen(settings) < sizeof text);
-    strcpy(text, settings);
-    for (char *at = strtok(text, " "); at != NULL; at = strtok(NULL, " ")) {
-        char *value = strchr(at, '=');
-        assert_non_null(value);
-        *value++ = 0;
-        if (apa_recipe_set(&recipe, at, value, message, sizeof message) != APA_STATUS_OK)
-            fail_msg("%s", message);
-    }
-    return recipe;
-}
 
 /* N(0,1) with a mean in K and V, an outlier channel in Q, grouped heads, several blocks of 128 queries. */
 static apa_test_problem *problem(apa_test_shape shape, uint64_t seed)
@@ -64,7 +33,7 @@ static apa_test_problem *problem(apa_test_shape shape, uint64_t seed)
 static double run(apa_test_problem *t, const char *preset, const char *settings, uint8_t *map,
                   apa_statistics *statistics, double *lse_error)
 {
-    const apa_recipe recipe = recipe_of(preset, settings);
+    const apa_recipe recipe = apa_test_recipe(preset, settings);
     double *out = apa_test_doubles(&t->problem.out), *lse = apa_test_doubles(&t->problem.lse);
     apa_test_run(&apa_reference_engine, context, t, &recipe, map, statistics);
     apa_test_oracle(&t->problem, out, lse);
@@ -238,7 +207,7 @@ static void test_pcast_fraction(void **state)
         for (int gap = 2; gap <= 14; ++gap) {
             char settings[64];
             snprintf(settings, sizeof settings, "p_static_scale=%d", S);
-            apa_recipe recipe = recipe_of("pcast", settings);
+            apa_recipe recipe = apa_test_recipe("pcast", settings);
             int64_t zeros = 0, reverse_zeros = 0, all = 0;
             double expected = 0, closed = normal_below(gap + 1 - 10 * log(2) - log(S));
             apa_recipe_fill_auto(&recipe, 64, KEYS, 64);
@@ -504,7 +473,7 @@ static void test_ranges(void **state)
                     for (int64_t s = 0; s < x->shape[2]; ++s)
                         for (int64_t d = 0; d < x->shape[3]; ++d)
                             apa_test_set(x, 0, h, s, d, sizes[i] * apa_test_get(x, 0, h, s, d));
-                const apa_recipe recipe = recipe_of(name, "");
+                const apa_recipe recipe = apa_test_recipe(name, "");
                 apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, NULL);
                 for (int64_t s = 0; s < 7; ++s)
                     for (int64_t c = 0; c < 8; ++c)
@@ -523,7 +492,7 @@ static void test_threads(void **state)
         for (int i = 0; i < 2; ++i) {
             apa_context_options options;
             apa_context *own;
-            const apa_recipe recipe = recipe_of(apa_recipe_preset_name(k), "");
+            const apa_recipe recipe = apa_test_recipe(apa_recipe_preset_name(k), "");
             apa_context_options_init(&options);
             options.threads = i == 0 ? 1 : 3;
             assert_int_equal(apa_context_create(&own, &options), APA_STATUS_OK);

@@ -2,28 +2,13 @@
 #include "support/test.h"
 
 #include "reference/reference.h"
+#include "support/fixture.h"
 #include "support/problems.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static apa_context *context;
-
-static int set_up(void **state)
-{
-    (void)state;
-    apa_test_seed();
-    return apa_context_create(&context, NULL) != APA_STATUS_OK;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    apa_context_destroy(context);
-    return 0;
-}
 
 static apa_recipe exact_recipe(void)
 {

@@ -3,6 +3,8 @@
 #include "support/test.h"
 
 #include "reference/reference.h"
+#include "support/attend.h"
+#include "support/fixture.h"
 #include "support/problems.h"
 #include "support/walk_oracle.h"
 
@@ -12,40 +14,6 @@
 #include <string.h>
 
 #define LN2 0.69314718055994530942
-
-static apa_context *context;
-
-static int set_up(void **state)
-{
-    (void)state;
-    apa_test_seed();
-    return apa_context_create(&context, NULL) != APA_STATUS_OK;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    apa_context_destroy(context);
-    return 0;
-}
-
-/* "apa" with knobs: "name=value name=value". */
-static apa_recipe recipe_of(const char *knobs)
-{
-    apa_recipe recipe;
-    char text[512], message[256] = "";
-    assert_int_equal(apa_recipe_init(&recipe, "apa"), APA_STATUS_OK);
-    assert_true(strlen(knobs) < sizeof text);
-    strcpy(text, knobs);
-    for (char *at = strtok(text, " "); at != NULL; at = strtok(NULL, " ")) {
-        char *value = strchr(at, '=');
-        assert_non_null(value);
-        *value++ = 0;
-        if (apa_recipe_set(&recipe, at, value, message, sizeof message) != APA_STATUS_OK)
-            fail_msg("%s", message);
-    }
-    return recipe;
-}
 
 static apa_recipe resolved(const apa_test_problem *t, apa_recipe recipe)
 {
@@ -84,7 +52,7 @@ static void test_int8_by_hand(void **state)
     apa_test_problem *t =
         apa_test_make((apa_test_shape){1, 1, 1, 1, 2, 2, 2}, APA_DTYPE_F32, APA_DTYPE_F64, APA_TEST_HND, 1);
     static const double k[] = {0, 0, -2, 0}, v[] = {1, 0, -0.5, 3};
-    const apa_recipe recipe = recipe_of("cold_format=int8 force=low smooth_k=off");
+    const apa_recipe recipe = apa_test_recipe("apa", "cold_format=int8 force=low smooth_k=off");
     (void)state;
     t->problem.softmax_scale = LN2;
     apa_test_set(&t->problem.q, 0, 0, 0, 0, 1);
@@ -110,7 +78,7 @@ static void test_nvfp4_by_hand(void **state)
     apa_test_problem *t =
         apa_test_make((apa_test_shape){1, 1, 1, 1, 3, 16, 1}, APA_DTYPE_F32, APA_DTYPE_F64, APA_TEST_HND, 1);
     static const double k[] = {0, -2, -2.5}, v[] = {1, -3, 2};
-    apa_recipe recipe = recipe_of("cold_format=nvfp4 force=low smooth_k=off q_terms=1 lazy_tau=4");
+    apa_recipe recipe = apa_test_recipe("apa", "cold_format=nvfp4 force=low smooth_k=off q_terms=1 lazy_tau=4");
     (void)state;
     t->problem.softmax_scale = LN2;
     apa_test_fill(&t->problem.q, 0);
@@ -130,7 +98,7 @@ static void test_nvfp4_by_hand(void **state)
 
 static void compare(apa_test_problem *t, const char *knobs)
 {
-    const apa_recipe recipe = resolved(t, recipe_of(knobs));
+    const apa_recipe recipe = resolved(t, apa_test_recipe("apa", knobs));
     double *out = apa_test_doubles(&t->problem.out), *lse = apa_test_doubles(&t->problem.lse), closest;
     uint8_t *got = new_map(t), *expected = new_map(t);
     apa_test_run(&apa_reference_engine, context, t, &recipe, got, NULL);
@@ -228,7 +196,7 @@ static void test_eps_ends(void **state)
                 static const char *const hot[] = {"eps=-1", "force=high", "eps=0.5 early_tiles=7"};
                 snprintf(knobs, sizeof knobs, "cold_format=%s smooth_v=%s %s", formats[f], smooth_v ? "on" : "off",
                          hot[i]);
-                recipe = recipe_of(knobs);
+                recipe = apa_test_recipe("apa", knobs);
                 apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, &statistics);
                 assert_true(apa_test_rel_l2(&t->problem.out, out) <= 1e-12);
                 assert_true(apa_test_lse_error(&t->problem.lse, lse) <= 1e-12);
@@ -240,7 +208,7 @@ static void test_eps_ends(void **state)
                 static const char *const cold[] = {"eps=1 early_tiles=7", "force=low early_tiles=7"};
                 snprintf(knobs, sizeof knobs, "cold_format=%s smooth_v=%s %s", formats[f], smooth_v ? "on" : "off",
                          cold[i]);
-                recipe = recipe_of(knobs);
+                recipe = apa_test_recipe("apa", knobs);
                 apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, &statistics);
                 assert_true(statistics.cold == statistics.visible && statistics.candidates == 0);
                 if (i == 0)
@@ -275,7 +243,7 @@ static void test_even_rows(void **state)
             char text[200];
             apa_statistics statistics;
             snprintf(text, sizeof text, "cold_format=%s %s", f ? "nvfp4" : "int8", knobs[i]);
-            const apa_recipe recipe = recipe_of(text);
+            const apa_recipe recipe = apa_test_recipe("apa", text);
             apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, &statistics);
             assert_int_equal(statistics.visible, 32 * 64);
             assert_int_equal(statistics.candidates, 32 * candidates[i]);
@@ -302,9 +270,9 @@ static void test_jensen_is_sound(void **state)
         uint8_t *map = new_map(t);
         apa_statistics plain, jensen;
         t->problem.softmax_scale = 0.1 + 0.1 * (double)seed;
-        apa_recipe recipe = recipe_of("cold_format=int8 eps=0.06 second_look=off");
+        apa_recipe recipe = apa_test_recipe("apa", "cold_format=int8 eps=0.06 second_look=off");
         apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, &plain);
-        recipe = recipe_of("cold_format=int8 eps=0.06 second_look=off lambda_bound=jensen");
+        recipe = apa_test_recipe("apa", "cold_format=int8 eps=0.06 second_look=off lambda_bound=jensen");
         apa_test_run(&apa_reference_engine, context, t, &recipe, map, &jensen);
         apa_test_oracle(&t->problem, out, lse);
         int64_t cold = 0;
@@ -356,7 +324,7 @@ static void test_frame_collapse(void **state)
     }
     apa_test_oracle(&t->problem, out, lse);
     for (int i = 0; i < 3; ++i) {
-        const apa_recipe recipe = recipe_of(knobs[i]);
+        const apa_recipe recipe = apa_test_recipe("apa", knobs[i]);
         apa_statistics statistics;
         apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, &statistics);
         error[i] = apa_test_rel_l2(&t->problem.out, out);
@@ -379,7 +347,7 @@ static void test_identities(void **state)
     (void)state;
     for (size_t k = 0; k < sizeof recipes / sizeof recipes[0]; ++k) {
         apa_test_problem *t = randn((apa_test_shape){1, 4, 2, 40, 192, 32, 192}, 30 + k);
-        apa_recipe recipe = recipe_of(recipes[k]);
+        apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
         double *out = apa_test_doubles(&t->problem.out), *lse = apa_test_doubles(&t->problem.lse);
         t->problem.q_offset = -2;            /* rows 0 and 1 see nothing */
         recipe.scale_search = APA_TOGGLE_ON; /* without it 1 is not exact in NVFP4 */
@@ -411,7 +379,7 @@ static void test_ranges(void **state)
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
             for (int which = 0; which < 3; ++which) {
                 apa_test_problem *t = randn((apa_test_shape){1, 2, 1, 7, 140, 16, 8}, 50);
-                const apa_recipe recipe = recipe_of(recipes[k]);
+                const apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
                 const apa_tensor *x = which == 0 ? &t->problem.q : which == 1 ? &t->problem.k : &t->problem.v;
                 double *out = apa_test_doubles(&t->problem.out), *lse = apa_test_doubles(&t->problem.lse);
                 for (int64_t h = 0; h < x->shape[1]; ++h)
@@ -442,7 +410,7 @@ static void test_huge_logits(void **state)
     (void)state;
     for (size_t k = 0; k < sizeof recipes / sizeof recipes[0]; ++k) {
         apa_test_problem *t = randn((apa_test_shape){1, 1, 1, 3, 300, 16, 4}, 51);
-        const apa_recipe recipe = recipe_of(recipes[k]);
+        const apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
         t->problem.causal = 0;
         t->problem.softmax_scale = 1;
         apa_test_fill(&t->problem.q, 125);
@@ -472,7 +440,7 @@ static void test_non_finite(void **state)
         for (int i = 0; i < 9; ++i) {
             apa_test_problem *t = randn((apa_test_shape){1, 2, 1, 100, 200, 16, 8}, 52);
             const apa_tensor *x = i / 3 == 0 ? &t->problem.q : i / 3 == 1 ? &t->problem.k : &t->problem.v;
-            const apa_recipe recipe = recipe_of(recipes[k]);
+            const apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
             double *out = apa_test_doubles(&t->problem.out), *lse = apa_test_doubles(&t->problem.lse);
             uint8_t *map = new_map(t);
             apa_test_set(x, 0, 0, i / 3 == 0 ? 50 : 150, 3, poison[i % 3]); /* key 150: seen by rows 50 … 99 */
@@ -494,7 +462,7 @@ static void test_non_finite(void **state)
      */
     for (size_t k = 0; k < sizeof recipes / sizeof recipes[0]; ++k) {
         apa_test_problem *inf = randn((apa_test_shape){1, 1, 1, 20, 130, 16, 8}, 54);
-        const apa_recipe recipe = recipe_of(recipes[k]);
+        const apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
         for (int64_t j = 0; j < 130; ++j)
             apa_test_set(&inf->problem.k, 0, 0, j, 3, -1);
         apa_test_set(&inf->problem.q, 0, 0, 7, 3, INFINITY);
@@ -506,7 +474,7 @@ static void test_non_finite(void **state)
     }
     /* A head whose keys are all NaN has no mean, and does not touch the other head. */
     apa_test_problem *t = randn((apa_test_shape){1, 2, 2, 20, 130, 16, 8}, 53);
-    const apa_recipe recipe = recipe_of("force=low smooth_v=on");
+    const apa_recipe recipe = apa_test_recipe("apa", "force=low smooth_v=on");
     (void)state;
     for (int64_t j = 0; j < 130; ++j)
         apa_test_set(&t->problem.k, 0, 0, j, 0, NAN);
@@ -525,7 +493,7 @@ static void test_threads(void **state)
         apa_test_problem *t[2];
         apa_statistics statistics[2];
         uint8_t *map[2];
-        const apa_recipe recipe = recipe_of(recipes[k]);
+        const apa_recipe recipe = apa_test_recipe("apa", recipes[k]);
         for (int i = 0; i < 2; ++i) {
             apa_context_options options;
             apa_context *own;

@@ -59,7 +59,7 @@ void apa_test_attend(apa_context *context, const char *engine, apa_test_problem 
 apa_recipe apa_test_recipe(const char *preset, const char *settings)
 {
     apa_recipe recipe;
-    char text[256], message[256], *rest = text;
+    char text[512], message[256], *rest = text;
     assert_int_equal(apa_recipe_init(&recipe, preset), APA_STATUS_OK);
     assert_true(strlen(settings) < sizeof text);
     memcpy(text, settings, strlen(settings) + 1);
