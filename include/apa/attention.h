@@ -17,24 +17,67 @@ extern "C" {
 /* "The queries are the last Sq positions of the keys": position of query 0 = Skv - Sq. */
 #define APA_Q_OFFSET_DEFAULT INT64_MIN
 
+/* Which keys a query sees along the diagonal. */
+typedef enum apa_causal {
+    APA_CAUSAL_NONE = 0,
+    APA_CAUSAL_BOTTOM_RIGHT = 1, /* query i sees keys up to i + q_offset, by default the last query sees the last key */
+    APA_CAUSAL_TOP_LEFT = 2      /* the same with q_offset 0 (it may not be given), also for the window and ALiBi */
+} apa_causal;
+
 typedef struct apa_problem {
     size_t size; /* sizeof(apa_problem), set by apa_problem_init() */
 
     /* Inputs, all f16, bf16, f32 or (reference engine) f64; one dtype for q, k and v. Never written to.
      * q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv]; Hq a multiple of Hkv (grouped queries: query head h
-     * reads KV head h / (Hq/Hkv)). B, Sq and Skv may be 0; D and Dv are 1 … 1024. */
+     * reads KV head h / (Hq/Hkv)). B, Sq and Skv may be 0; D and Dv are 1 … 1024. Ragged and paged: below. */
     apa_tensor q, k, v;
 
     /* Outputs; must not overlap the inputs or each other. out [B, Hq, Sq, Dv], any dtype (f64: reference engine).
      * lse [B, Hq, Sq, 1], f32 (f64: reference engine), or dtype APA_DTYPE_NONE when not wanted: the natural log of the
-     * sum of exponentials of the scaled scores. A row that sees no key has out 0 and lse -inf. */
+     * sum of exponentials of the scores, sink included. A row that sees no key has out 0 and lse -inf (or its sink). */
     apa_tensor out, lse;
 
+    /* How a score comes about, in this order (natural units):
+     *   s = softmax_scale·q·k
+     *   s = softcap·tanh(s / softcap)               where softcap > 0
+     *   s = s - alibi_slopes[h]·|i + q_offset - j|  where given; query i, key j
+     *   s = s + mask_slopes[h]·attn_mask[b, h, i, j]  where given; a boolean mask selects instead
+     * A key is left out where a boolean mask is 0, where a float mask is -inf, beyond the causal line and outside the
+     * window: by selection, so that nothing it holds reaches the row. */
     double softmax_scale; /* NaN (the default) = 1/sqrt(D) */
-    int32_t causal;       /* 0 (the default) or 1: query i sees keys up to i + q_offset */
+    int32_t causal;       /* apa_causal; APA_CAUSAL_NONE is the default */
     int64_t q_offset;     /* position of query 0 among the keys; APA_Q_OFFSET_DEFAULT = Skv - Sq (bottom-right) */
     /* Query i sees keys i + q_offset - window_left … i + q_offset + window_right, both ends included; -1 = no bound. */
     int64_t window_left, window_right;
+
+    double softcap; /* 0 (the default): none; else positive and finite */
+    /* Boolean (bool: other than 0 is attended) or added (f16, bf16, f32; f64: reference engine). Each of the first
+     * three extents is the problem's or 1, which repeats; the last is 1 or at least the (longest) Skv, and what lies
+     * beyond Skv is not read. With cu_seqlens_q rows are those of the packed q. -inf leaves a key out; NaN and +inf
+     * spread. */
+    apa_tensor attn_mask;
+    apa_tensor mask_slopes;  /* f32 [1, Hq, 1, 1]: a float mask is multiplied by it, head by head (ggml's max_bias) */
+    apa_tensor alibi_slopes; /* f32 [B or 1, Hq, 1, 1] (Press et al., arXiv 2108.12409) */
+    /* f32 [1, Hq, 1, 1]: a logit per head that joins the denominator and the LSE and has no value (learnable sinks).
+     * -inf: none. A row that sees no key has out 0 and lse = its sink. */
+    apa_tensor sinks;
+
+    /* Ragged batches. NULL, or `batch` + 1 numbers, rising from 0: sequence b of the batch is rows cu_seqlens[b] …
+     * cu_seqlens[b+1]-1 along the seq axis of a tensor whose batch axis is 1. cu_seqlens_q holds for q, out and lse,
+     * cu_seqlens_k for k and v; either may be given alone, the other side then has `batch` batch entries. Sequences
+     * may be empty; rows of a tensor beyond the last sequence are neither read nor written. */
+    const int64_t *cu_seqlens_q, *cu_seqlens_k;
+    int64_t batch; /* sequences; read only with cu_seqlens_q or cu_seqlens_k */
+    /* NULL, or one number per sequence: keys in use, at most what its row of k holds. Keys beyond are never read. */
+    const int64_t *seqused_k;
+    /* NULL, or one number per sequence in place of q_offset. */
+    const int64_t *q_offsets;
+    /* Paged K and V: NULL, or one row of page numbers per sequence. k is then [pages, Hkv, page_size, D] and v [pages,
+     * Hkv, page_size, Dv]; key j of sequence b is row j % page_size of page block_table[b·block_table_stride +
+     * j/page_size]. Any page size; pages may be shared between sequences; only pages that hold used keys are looked
+     * up. Needs seqused_k; excludes cu_seqlens_k. */
+    const int32_t *block_table;
+    int64_t block_table_stride;
 } apa_problem;
 
 /* Zeroes the tensors and fills in the defaults above. */
@@ -57,7 +100,7 @@ typedef struct apa_attention_options {
     void *workspace;
     size_t workspace_bytes;
     /* When not NULL: receives the verdict of every row and tile, contiguous [B][Hq][Sq][tiles], tiles = ceil(Skv/tile).
-     */
+     * Refused for problems whose sequences differ (cu_seqlens, seqused_k, q_offsets, block_table). */
     uint8_t *verdicts;
 } apa_attention_options;
 

@@ -19,7 +19,8 @@ typedef enum apa_dtype {
     APA_DTYPE_F16 = 1,  /* IEEE binary16 */
     APA_DTYPE_BF16 = 2,
     APA_DTYPE_F32 = 3,
-    APA_DTYPE_F64 = 4 /* the reference engine only */
+    APA_DTYPE_F64 = 4, /* the reference engine only */
+    APA_DTYPE_BOOL = 5 /* one byte, true where it is not 0; masks only */
 } apa_dtype;
 
 typedef struct apa_tensor {
@@ -37,7 +38,8 @@ APA_EXPORT apa_tensor apa_tensor_hnd(const void *data, apa_dtype dtype, int64_t 
 APA_EXPORT apa_tensor apa_tensor_nhd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq,
                                      int64_t dim);
 
-/* Bytes per element: 2, 2, 4, 8; 0 for APA_DTYPE_NONE and unknown values. "f16", "bf16", "f32", "f64", "none". */
+/* Bytes per element: 2, 2, 4, 8, 1; 0 for APA_DTYPE_NONE and unknown values. "f16", "bf16", "f32", "f64", "bool",
+ * "none". */
 APA_EXPORT size_t apa_dtype_bytes(apa_dtype dtype);
 APA_EXPORT const char *apa_dtype_name(apa_dtype dtype);
 

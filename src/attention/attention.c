@@ -1,7 +1,9 @@
 /* The public entry points: plan, workspace, run. */
 #include "apa/attention.h"
 
+#include "attention/batch.h"
 #include "attention/plan.h"
+#include "attention/sequences.h"
 
 #include <math.h>
 #include <string.h>
@@ -42,6 +44,15 @@ static void copy_name(char *to, size_t size, const char *from)
     to[n] = '\0';
 }
 
+static apa_status workspace_bytes(apa_context *context, const apa_problem *problem, const apa_engine *engine,
+                                  const apa_call *call, size_t *bytes)
+{
+    if (apa_sequences_differ(problem))
+        return apa_batch_workspace_bytes(context, engine, problem, call, bytes);
+    *bytes = engine->workspace_bytes(context, call);
+    return APA_STATUS_OK;
+}
+
 apa_status apa_attention_plan(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
                               const apa_attention_options *options, apa_plan *plan)
 {
@@ -59,8 +70,7 @@ apa_status apa_attention_plan(apa_context *context, const apa_problem *problem, 
     plan->recipe = call.recipe;
     plan->softmax_scale = call.scale;
     plan->q_offset = call.q_offset;
-    plan->workspace_bytes = engine->workspace_bytes(context, &call);
-    return APA_STATUS_OK;
+    return workspace_bytes(context, problem, engine, &call, &plan->workspace_bytes);
 }
 
 apa_status apa_attention(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
@@ -76,7 +86,10 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     if (status != APA_STATUS_OK)
         return status;
 
-    const size_t bytes = engine->workspace_bytes(context, &call);
+    size_t bytes;
+    status = workspace_bytes(context, problem, engine, &call, &bytes);
+    if (status != APA_STATUS_OK)
+        return status;
     void *workspace = NULL;
     if (options != NULL && options->workspace != NULL) {
         if (options->workspace_bytes < bytes || (uintptr_t)options->workspace % 64 != 0)
@@ -96,7 +109,8 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     engine->kernel_name(context, &call, local.kernel, sizeof local.kernel);
     local.recipe = call.recipe;
     local.workspace_bytes = bytes;
-    status = engine->run(context, &call, workspace, &local);
+    status = apa_sequences_differ(problem) ? apa_batch_run(context, engine, problem, &call, workspace, &local)
+                                           : engine->run(context, &call, workspace, &local);
     if (status != APA_STATUS_OK)
         return status;
     if (local.visible > 0) {

@@ -10,11 +10,51 @@ typedef struct apa_call {
     apa_tensor q, k, v, out, lse; /* lse.dtype NONE when not wanted */
     int64_t B, Hq, Hkv, G, Sq, Skv, D, Dv;
     double scale;
-    bool causal;
+    bool causal;                                 /* either alignment: q_offset says which */
     int64_t q_offset, window_left, window_right; /* windows: -1 = no bound */
+
+    double softcap;                              /* 0: none */
+    apa_tensor mask;                             /* dtype NONE, or [B, Hq, Sq, Skv]: a stride of 0 where it repeats */
+    apa_tensor mask_slopes, alibi_slopes, sinks; /* dtype NONE, or f32 [B, Hq, 1, 1], repeating by stride 0 */
+
+    /* Paged K and V (B is 1 then): NULL, or the page of keys j·page_size … of the one sequence. */
+    const int32_t *pages;
+    int64_t page_size;
+
     apa_recipe recipe;
+    apa_recipe asked;  /* the recipe before an engine resolved it */
     uint8_t *verdicts; /* NULL, or [B][Hq][Sq][tiles] */
 } apa_call;
+
+/* Row of key (or value) j: of x = &call->k or &call->v. All reads of K and V go through here or apa_call_run(). */
+static inline const void *apa_call_key(const apa_call *call, const apa_tensor *x, int64_t b, int64_t h, int64_t j)
+{
+    if (call->pages != NULL) {
+        b = call->pages[j / call->page_size];
+        j = j % call->page_size;
+    }
+    const int64_t offset = b * x->stride[0] + h * x->stride[1] + j * x->stride[2];
+    return (const char *)x->data + offset * (int64_t)apa_dtype_bytes(x->dtype);
+}
+
+/* Keys from j on, at most n, that lie one stride[2] apart. */
+static inline int64_t apa_call_run(const apa_call *call, int64_t j, int64_t n)
+{
+    const int64_t left = call->pages == NULL ? n : call->page_size - j % call->page_size;
+    return left < n ? left : n;
+}
+
+/* A number per (b, query head) of mask_slopes, alibi_slopes or sinks. */
+static inline float apa_call_per_head(const apa_tensor *x, int64_t b, int64_t hq)
+{
+    return ((const float *)x->data)[b * x->stride[0] + hq * x->stride[1]];
+}
+
+/* Anything between scale·q·k and the softmax other than causal line and window? */
+static inline bool apa_call_changes_scores(const apa_call *call)
+{
+    return call->softcap != 0.0 || call->mask.dtype != APA_DTYPE_NONE || call->alibi_slopes.dtype != APA_DTYPE_NONE;
+}
 
 /* Keys that query i sees: first <= j < end; first == end when it sees none. Overflow-safe for any q_offset and window.
  */

@@ -17,6 +17,11 @@ typedef struct apa_engine {
     /* Runs a resolved call. workspace is 64-byte aligned and large enough (NULL if 0 bytes). Fills in the counts and
      * times of statistics (never NULL). */
     apa_status (*run)(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics);
+    /* A ragged batch: `count` calls of one sequence each (B = 1), resolved one by one. Statistics as run(), over all.
+     * NULL: they are run one after the other. */
+    size_t (*batch_workspace_bytes)(const apa_context *context, const apa_call *calls, int64_t count);
+    apa_status (*run_batch)(apa_context *context, const apa_call *calls, int64_t count, void *workspace,
+                            apa_statistics *statistics);
 } apa_engine;
 
 #endif

@@ -25,6 +25,8 @@ size_t apa_dtype_bytes(apa_dtype dtype)
         return 4;
     case APA_DTYPE_F64:
         return 8;
+    case APA_DTYPE_BOOL:
+        return 1;
     case APA_DTYPE_NONE:
         break;
     }
@@ -42,6 +44,8 @@ const char *apa_dtype_name(apa_dtype dtype)
         return "f32";
     case APA_DTYPE_F64:
         return "f64";
+    case APA_DTYPE_BOOL:
+        return "bool";
     case APA_DTYPE_NONE:
         break;
     }

@@ -76,6 +76,10 @@ static apa_status resolve(apa_context *context, apa_call *call)
         return apa_fail(context, APA_STATUS_UNSUPPORTED,
                         "softmax_scale: %g, the cpu engine takes 0 and what FP32 holds (the reference engine takes it)",
                         call->scale);
+    if (apa_call_changes_scores(call) || call->sinks.dtype != APA_DTYPE_NONE || call->pages != NULL)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "softcap, attn_mask, alibi_slopes, sinks or block_table: the cpu engine takes none of them (the "
+                        "reference engine does)");
     apa_recipe *recipe = &call->recipe;
     apa_recipe_fill_auto(recipe, call->Sq, call->Skv, call->D);
     if (recipe->skip == APA_TOGGLE_AUTO)

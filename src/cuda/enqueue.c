@@ -81,6 +81,9 @@ static apa_status check_shape(apa_context *context, const apa_call *call, const 
     if (call->Skv > INT32_MAX - APA_CUDA_TILE || call->Sq > INT32_MAX / 2 / call->G || call->Hq > INT32_MAX / 2 ||
         call->B * call->Hkv > INT32_MAX / 2 || apa_call_tiles(call) * call->B * call->Hkv > INT32_MAX)
         return refuse(context, "shape", "an axis beyond 2^30", "fewer rows, keys and tiles");
+    if (apa_call_changes_scores(call) || call->sinks.dtype != APA_DTYPE_NONE || call->pages != NULL)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "softcap, attn_mask, alibi_slopes, sinks or block_table: the cuda engine takes none of them");
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     const int64_t cold = apa_cuda_cold_shared_bytes(call->D), hot = apa_cuda_hot_shared_bytes(call->D);
     const int64_t need = all_hot ? apa_cuda_exact_shared_bytes(call->D) : cold > hot ? cold : hot;

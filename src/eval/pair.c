@@ -24,6 +24,7 @@ double apa_eval_element(const apa_tensor *t, int64_t offset)
         return (double)((const float *)t->data)[offset];
     case APA_DTYPE_F64:
         return ((const double *)t->data)[offset];
+    case APA_DTYPE_BOOL:
     case APA_DTYPE_NONE:
         break;
     }

@@ -31,6 +31,7 @@ static void load_f64(const apa_tensor *x, int64_t at, double *row)
         for (int64_t i = 0; i < n; ++i)
             row[i] = ((const double *)x->data)[at + i];
         break;
+    case APA_DTYPE_BOOL:
     case APA_DTYPE_NONE:
         break;
     }
@@ -77,7 +78,8 @@ void apa_reference_store(const apa_tensor *x, int64_t b, int64_t h, int64_t s, c
         case APA_DTYPE_F64:
             ((double *)x->data)[at + i] = row[i];
             break;
-        case APA_DTYPE_NONE:
+        case APA_DTYPE_BOOL:
+    case APA_DTYPE_NONE:
             break;
         }
     }

@@ -7,6 +7,9 @@
 
 apa_status apa_reference_resolve(apa_context *context, apa_call *call)
 {
+    if (apa_call_changes_scores(call) || call->sinks.dtype != APA_DTYPE_NONE || call->pages != NULL)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "softcap, attn_mask, alibi_slopes, sinks or block_table: no engine takes them yet");
     apa_recipe *recipe = &call->recipe;
     char message[256];
     apa_recipe_fill_auto(recipe, call->Sq, call->Skv, call->D);
