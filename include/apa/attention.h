@@ -27,7 +27,8 @@ typedef enum apa_causal {
 typedef struct apa_problem {
     size_t size; /* sizeof(apa_problem), set by apa_problem_init() */
 
-    /* Inputs, all f16, bf16, f32 or (reference engine) f64; one dtype for q, k and v. Never written to.
+    /* Inputs, each f16, bf16 or f32, or all of them f64 (reference engine); the cuda engines want one dtype for all
+     * three. Never written to.
      * q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv]; Hq a multiple of Hkv (grouped queries: query head h
      * reads KV head h / (Hq/Hkv)). B, Sq and Skv may be 0; D and Dv are 1 … 1024. Ragged and paged: below. */
     apa_tensor q, k, v;

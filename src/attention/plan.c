@@ -37,8 +37,9 @@ static apa_status check_inputs(apa_context *context, const apa_problem *problem,
         apa_status status = apa_tensor_check(context, name[i], tensor[i], false, need_data);
         if (status != APA_STATUS_OK)
             return status;
-        if (tensor[i]->dtype != problem->q.dtype)
-            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: dtype %s, expected q's %s", name[i],
+        if ((tensor[i]->dtype == APA_DTYPE_F64) != (problem->q.dtype == APA_DTYPE_F64))
+            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                            "%s: dtype %s with q's %s, expected f64 for q, k and v or for none of them", name[i],
                             apa_dtype_name(tensor[i]->dtype), apa_dtype_name(problem->q.dtype));
     }
     const int64_t *q = problem->q.shape, *k = problem->k.shape, *v = problem->v.shape;

@@ -103,10 +103,9 @@ static apa_status check_pages(apa_context *context, const apa_problem *problem, 
 
 static apa_status check_table(apa_context *context, const apa_problem *problem, int64_t batch, bool need_data)
 {
-    if (problem->cu_seqlens_k != NULL || problem->seqused_k == NULL)
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "block_table: %s",
-                        problem->seqused_k == NULL ? "without seqused_k, expected the keys in use of every sequence"
-                                                   : "together with cu_seqlens_k, expected one of them");
+    if (problem->seqused_k == NULL)
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                        "block_table: without seqused_k, expected the keys in use of every sequence");
     if (problem->block_table_stride < 0)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
                         "block_table_stride: %" PRId64 ", expected 0 or more entries a sequence",
@@ -126,6 +125,9 @@ apa_status apa_sequences_check(apa_context *context, const apa_problem *problem,
     if (packed && (problem->batch < 0 || problem->batch > INT32_MAX))
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "batch: %" PRId64 ", expected 0 … %d sequences",
                         problem->batch, INT32_MAX);
+    if (problem->block_table != NULL && problem->cu_seqlens_k != NULL)
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                        "block_table: together with cu_seqlens_k, expected one of them");
     const int64_t batch = apa_sequences_count(problem);
     apa_status status = check_batch_axes(context, problem, batch);
     if (status == APA_STATUS_OK && problem->cu_seqlens_q != NULL)

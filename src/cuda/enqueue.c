@@ -70,6 +70,8 @@ static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
 static apa_status check_shape(apa_context *context, const apa_call *call, const apa_cuda_target *target)
 {
     char found[64];
+    if (call->k.dtype != call->q.dtype || call->v.dtype != call->q.dtype)
+        return refuse(context, "dtype", "q, k and v that differ", "one dtype for all three");
     if (call->q.dtype != APA_DTYPE_F16 && call->q.dtype != APA_DTYPE_BF16)
         return refuse(context, "dtype", apa_dtype_name(call->q.dtype), "f16 and bf16");
     if (call->out.dtype == APA_DTYPE_F64 || call->lse.dtype == APA_DTYPE_F64)
@@ -174,8 +176,7 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->early_tiles = job->judged ? recipe->early_tiles : 0;
 }
 
-/* Parts of the keys, such that the blocks come out in nearly full waves. */
-static int32_t choose_splits(const apa_cuda_job *job, int64_t units, int64_t slots)
+int32_t apa_cuda_choose_splits(const apa_cuda_job *job, int64_t units, int64_t slots)
 {
     int32_t best = 1;
     double least = INFINITY;
@@ -197,7 +198,7 @@ static void cut(const apa_call *call, const apa_cuda_target *target, bool all_ho
     const int64_t fit = target->shared_bytes_of_sm / (shared + 2048);
     const int64_t slots = target->multiprocessors * (job->D <= 128 && fit >= 2 ? 2 : 1);
     const bool triangle = call->causal && !job->packing_rows && job->Sq16 % APA_CUDA_UNIT == 0;
-    job->splits = units == 0 ? 1 : triangle && units >= 2 * slots ? 1 : choose_splits(job, units, slots);
+    job->splits = units == 0 ? 1 : triangle && units >= 2 * slots ? 1 : apa_cuda_choose_splits(job, units, slots);
     job->hot_splits = 1;
     while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 8 * target->multiprocessors)
         job->hot_splits++;
@@ -264,10 +265,8 @@ static int64_t batch_units(const apa_cuda_job *job, bool all_hot, int64_t units)
     return batches == 0 ? 0 : ceil_div(units, batches);
 }
 
-/* Returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+void apa_cuda_describe(const apa_call *call, apa_cuda_job *job)
 {
-    const bool all_hot = apa_cuda_all_hot(&call->recipe);
     memset(job, 0, sizeof *job);
     job->q = tensor_of(&call->q);
     job->k = tensor_of(&call->k);
@@ -277,6 +276,13 @@ static int64_t make_job(const apa_call *call, const apa_cuda_target *target, are
     set_masks(call, job);
     set_shape(call, job);
     set_numbers(call, job);
+}
+
+/* Returns the units of a batch. */
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+{
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    apa_cuda_describe(call, job);
     cut(call, target, all_hot, job);
     const int64_t units = (int64_t)job->B * job->Hkv * job->units, batch = batch_units(job, all_hot, units);
     job->longest_first = job->longest_first && batch == units;
@@ -306,7 +312,7 @@ int64_t apa_cuda_visible(const apa_call *call)
 
 /* ------------------------------------------------------------------------------- launching */
 
-static apa_status check_aligned(apa_context *context, const char *name, const apa_tensor *x)
+apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const apa_tensor *x)
 {
     if (x->shape[0] * x->shape[1] * x->shape[2] == 0)
         return APA_STATUS_OK;
@@ -360,11 +366,11 @@ apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const ap
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     arena at = {place->workspace, 0};
     apa_cuda_job job;
-    apa_status status = check_aligned(context, "q", &call->q);
+    apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
     if (status == APA_STATUS_OK)
-        status = check_aligned(context, "k", &call->k);
+        status = apa_cuda_check_aligned(context, "k", &call->k);
     if (status == APA_STATUS_OK)
-        status = check_aligned(context, "v", &call->v);
+        status = apa_cuda_check_aligned(context, "v", &call->v);
     if (status != APA_STATUS_OK)
         return status;
     const int64_t batch = make_job(call, target, &at, &job);
