@@ -246,11 +246,38 @@ static void refusals(void **state)
         }
 }
 
+/* A result may lie where an input lies, exactly, and overlap nothing else. */
+static void overlaps(void **state)
+{
+    (void)state;
+    float memory[64] = {0}, lse_memory[24] = {0};
+    const apa_tensor a = apa_tensor_hnd(memory, APA_DTYPE_F32, 1, 2, 2, 4);
+    const apa_tensor b = apa_tensor_hnd(memory + 16, APA_DTYPE_F32, 1, 2, 2, 4);
+    const apa_tensor shifted = apa_tensor_hnd(memory + 12, APA_DTYPE_F32, 1, 2, 2, 4);
+    const apa_tensor transposed = apa_tensor_nhd(memory, APA_DTYPE_F32, 1, 2, 2, 4);
+    const apa_tensor far = apa_tensor_hnd(memory + 40, APA_DTYPE_F32, 1, 2, 2, 4);
+    const apa_tensor l0 = apa_tensor_hnd(lse_memory, APA_DTYPE_F32, 1, 2, 2, 1);
+    const apa_tensor l1 = apa_tensor_hnd(lse_memory + 4, APA_DTYPE_F32, 1, 2, 2, 1);
+    const apa_tensor l2 = apa_tensor_hnd(lse_memory + 2, APA_DTYPE_F32, 1, 2, 2, 1);
+    const apa_tensor l3 = apa_tensor_hnd(lse_memory + 8, APA_DTYPE_F32, 1, 2, 2, 1);
+    const apa_tensor inside = apa_tensor_hnd(memory + 40, APA_DTYPE_F32, 1, 2, 2, 1);
+    assert_int_equal(apa_state_merge(context, &a, &l0, &b, &l1, &a, &l0), APA_STATUS_OK);
+    assert_int_equal(apa_state_merge(context, &a, &l0, &b, &l1, &b, &l3), APA_STATUS_OK);
+    assert_int_equal(apa_state_merge(context, &a, &l0, &b, &l1, &far, &l3), APA_STATUS_OK);
+    const apa_tensor *out[] = {&shifted, &transposed, &far, &far, &far};
+    const apa_tensor *lse[] = {&l3, &l3, &l2, &inside, &a};
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(apa_state_merge(context, &a, &l0, &b, &l1, out[i], lse[i]), APA_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(apa_state_merge(context, &a, &l0, &b, &l1, &shifted, &l3), APA_STATUS_INVALID_ARGUMENT);
+    assert_string_equal(apa_context_message(context),
+                        "out: overlaps out_a, expected memory of its own or exactly the tensor of an input");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(union_of_keys), cmocka_unit_test(identities), cmocka_unit_test(not_a_number),
-        cmocka_unit_test(strides),       cmocka_unit_test(refusals),
+        cmocka_unit_test(strides),       cmocka_unit_test(refusals),   cmocka_unit_test(overlaps),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

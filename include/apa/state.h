@@ -16,7 +16,8 @@ extern "C" {
 
 /* Merges a and b into out/lse, row by row, in double, rounding once.
  * out_* are [B, H, S, Dv] (any dtype), lse_* are [B, H, S, 1], f32 or f64, natural logarithms. All shapes must agree.
- * The result may be the very tensor of a or b (same data and strides), otherwise it must not overlap them. Errors:
+ * The result may be the very tensor of a or b (same data, dtype and strides); other overlaps that are certain are
+ * refused. Errors:
  * INVALID_ARGUMENT (text in the context). */
 APA_EXPORT apa_status apa_state_merge(apa_context *context, const apa_tensor *out_a, const apa_tensor *lse_a,
                                       const apa_tensor *out_b, const apa_tensor *lse_b, const apa_tensor *out,

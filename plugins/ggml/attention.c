@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct params {
     float scale, max_bias, softcap;
@@ -225,32 +226,69 @@ static void apply_band(const apa_ggml_band *band, apa_problem *problem)
     problem->window_left = band->width < 0 ? -1 : band->width - 1;
 }
 
-enum ggml_status apa_ggml_run(apa_context *context, const apa_ggml_settings *settings, apa_ggml_scratch *scratch,
-                              const struct ggml_tensor *node)
+static void add_totals(apa_ggml_totals *totals, const apa_statistics *one)
 {
-    const params p = params_of(node);
+    totals->visible += one->visible;
+    totals->hot += one->hot;
+    totals->skipped += one->skipped;
+    totals->prep_ms += one->prep_ms;
+    totals->attention_ms += one->attention_ms;
+    if (one->visible > totals->kernel_visible) {
+        totals->kernel_visible = one->visible;
+        memcpy(totals->kernel, one->kernel, sizeof totals->kernel);
+    }
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+/* K, V, mask and slopes of a node: what has to be read or made before the library is called. */
+static bool make_problem(const struct ggml_tensor *node, apa_ggml_scratch *scratch, apa_problem *problem,
+                         apa_ggml_totals *totals)
+{
     const struct ggml_tensor *k = node->src[1], *v = node->src[2];
-    apa_ggml_band band;
-    const bool is_band = node->src[3] != NULL && k->ne[1] > 0 && mask_is_band(node, &band);
+    const float max_bias = params_of(node).max_bias;
+    apa_ggml_band band = {0};
+    const bool has_mask = node->src[3] != NULL, is_band = has_mask && k->ne[1] > 0 && mask_is_band(node, &band);
     const int64_t keys = is_band ? band.keys : k->ne[1];
     if (!widen(k, keys, &scratch->memory[0], &scratch->bytes[0]) ||
         !widen(v, keys, &scratch->memory[1], &scratch->bytes[1]))
-        return GGML_STATUS_ALLOC_FAILED;
-    apa_problem problem;
-    problem_of(node, scratch->memory, &problem);
+        return false;
+    problem_of(node, scratch->memory, problem);
+    totals->bands += is_band;
+    totals->masks += has_mask && !is_band;
     if (is_band)
-        apply_band(&band, &problem);
-    else if (node->src[3] != NULL)
-        problem.attn_mask = mask_of(node);
-    if (p.max_bias > 0.0f && node->src[3] != NULL) {
-        if (!fill_slopes(scratch, node->src[0]->ne[2], p.max_bias))
-            return GGML_STATUS_ALLOC_FAILED;
-        problem.mask_slopes = apa_tensor_hnd(scratch->slopes, APA_DTYPE_F32, 1, node->src[0]->ne[2], 1, 1);
+        apply_band(&band, problem);
+    else if (has_mask)
+        problem->attn_mask = mask_of(node);
+    if (max_bias > 0.0f && has_mask) {
+        if (!fill_slopes(scratch, node->src[0]->ne[2], max_bias))
+            return false;
+        problem->mask_slopes = apa_tensor_hnd(scratch->slopes, APA_DTYPE_F32, 1, node->src[0]->ne[2], 1, 1);
     }
+    return true;
+}
+
+enum ggml_status apa_ggml_run(apa_context *context, const apa_ggml_settings *settings, apa_ggml_scratch *scratch,
+                              const struct ggml_tensor *node, apa_ggml_totals *totals)
+{
+    const double start = now_ms();
+    apa_problem problem;
+    if (!make_problem(node, scratch, &problem, totals))
+        return GGML_STATUS_ALLOC_FAILED;
     apa_attention_options options;
     apa_attention_options_init(&options);
     options.engine = "cpu";
-    const apa_status status = apa_attention(context, &problem, recipe_for(settings, node), &options, NULL);
+    apa_statistics statistics;
+    apa_statistics_init(&statistics);
+    const apa_status status = apa_attention(context, &problem, recipe_for(settings, node), &options, &statistics);
+    add_totals(totals, &statistics);
+    totals->nodes++;
+    totals->all_ms += now_ms() - start;
     if (status == APA_STATUS_OK)
         return GGML_STATUS_SUCCESS;
     return status == APA_STATUS_OUT_OF_MEMORY ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;

@@ -5,12 +5,14 @@
 #include <apa/apa.h>
 #include <ggml.h>
 
-/* What the user has set (docs/llama-cpp.md): APA_METHOD, APA_EPS, APA_SET, APA_MIN_QUERIES, APA_MIN_KEYS. */
+/* What the user has set (docs/llama-cpp.md): APA_METHOD, APA_EPS, APA_SET, APA_MIN_QUERIES, APA_MIN_KEYS,
+ * APA_STATISTICS. */
 typedef struct apa_ggml_settings {
     apa_recipe recipe;   /* for nodes with at least min_queries rows and min_keys keys */
     apa_recipe exact;    /* for all others */
     int64_t min_queries; /* query positions of a node */
     int64_t min_keys;
+    bool statistics; /* one line on stderr when a backend goes */
 } apa_ggml_settings;
 
 /* Reads the environment. On an error `message` holds one line. */
@@ -29,8 +31,17 @@ void apa_ggml_scratch_free(apa_ggml_scratch *scratch);
 /* Could the library run the node? Looks at types and shapes only. */
 bool apa_ggml_supports(apa_context *context, const apa_ggml_settings *settings, const struct ggml_tensor *node);
 
-/* Runs it. */
+/* What a backend has done, for APA_STATISTICS. */
+typedef struct apa_ggml_totals {
+    int64_t nodes, bands, masks; /* nodes run; those whose mask was a band; those with another mask */
+    int64_t visible, hot, skipped;
+    double prep_ms, attention_ms, all_ms; /* all: reading masks and widening K and V too */
+    char kernel[64];                      /* of the node with most visible tiles */
+    int64_t kernel_visible;
+} apa_ggml_totals;
+
+/* Runs it and adds to the totals. */
 enum ggml_status apa_ggml_run(apa_context *context, const apa_ggml_settings *settings, apa_ggml_scratch *scratch,
-                              const struct ggml_tensor *node);
+                              const struct ggml_tensor *node, apa_ggml_totals *totals);
 
 #endif

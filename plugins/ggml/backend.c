@@ -16,6 +16,7 @@ typedef struct backend_state {
     apa_context *context;
     apa_ggml_scratch scratch;
     apa_ggml_settings settings;
+    apa_ggml_totals totals;
 } backend_state;
 
 /* ggml asks for support from any thread, before there is a backend: a context for planning alone, under a lock. */
@@ -49,9 +50,25 @@ static const char *backend_name(ggml_backend_t backend)
     return NAME;
 }
 
+static double share(int64_t part, int64_t whole)
+{
+    return whole > 0 ? (double)part / (double)whole : 0.0;
+}
+
+static void print_totals(const apa_ggml_totals *t)
+{
+    fprintf(stderr,
+            "ggml-apa: nodes %lld bands %lld masks %lld all_ms %.1f prep_ms %.1f attention_ms %.1f hot_share %.4f "
+            "skip_share %.4f kernel \"%s\"\n",
+            (long long)t->nodes, (long long)t->bands, (long long)t->masks, t->all_ms, t->prep_ms, t->attention_ms,
+            share(t->hot, t->visible), share(t->skipped, t->visible), t->kernel);
+}
+
 static void backend_free(ggml_backend_t backend)
 {
     backend_state *state = backend->context;
+    if (state->settings.statistics && state->totals.nodes > 0)
+        print_totals(&state->totals);
     apa_context_destroy(state->context);
     apa_ggml_scratch_free(&state->scratch);
     free(state);
@@ -75,7 +92,8 @@ static enum ggml_status graph_compute(ggml_backend_t backend, struct ggml_cgraph
             fprintf(stderr, "ggml-apa: %s was given to it, it takes FLASH_ATTN_EXT only\n", ggml_op_desc(node));
             return GGML_STATUS_FAILED;
         }
-        const enum ggml_status status = apa_ggml_run(state->context, &state->settings, &state->scratch, node);
+        const enum ggml_status status =
+            apa_ggml_run(state->context, &state->settings, &state->scratch, node, &state->totals);
         if (status != GGML_STATUS_SUCCESS) {
             fprintf(stderr, "ggml-apa: %s: %s\n", node->name, apa_context_message(state->context));
             return status;

@@ -77,6 +77,10 @@ bool apa_ggml_settings_load(apa_ggml_settings *settings, char *message, size_t s
     if (!read_count("APA_MIN_QUERIES", &wanted.min_queries, message, size) ||
         !read_count("APA_MIN_KEYS", &wanted.min_keys, message, size))
         return false;
+    int64_t statistics = 0;
+    if (!read_count("APA_STATISTICS", &statistics, message, size))
+        return false;
+    wanted.statistics = statistics > 0;
     *settings = wanted;
     return true;
 }

@@ -1,6 +1,7 @@
 /* Merge of (o, lse) results, row by row in double. */
 #include "apa/state.h"
 
+#include "attention/tensors.h"
 #include "core/context_internal.h"
 #include "formats/formats.h"
 
@@ -84,26 +85,24 @@ static void merge_rows(void *argument, size_t index)
 }
 
 static apa_status check(apa_context *context, const char *name, const apa_tensor *tensor, const int64_t *shape,
-                        int is_lse)
+                        bool is_lse, bool is_output)
 {
-    if (tensor == NULL || apa_dtype_bytes(tensor->dtype) == 0 ||
+    if (tensor == NULL || apa_dtype_bytes(tensor->dtype) == 0 || tensor->dtype == APA_DTYPE_BOOL ||
         (is_lse && tensor->dtype != APA_DTYPE_F32 && tensor->dtype != APA_DTYPE_F64))
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: missing or of a wrong dtype, expected %s", name,
                         is_lse ? "f32 or f64" : "f16, bf16, f32 or f64");
-    int64_t elements = 1;
     for (int axis = 0; axis < 4; axis++) {
         const int64_t expected = is_lse && axis == 3 ? 1 : shape[axis];
         if (tensor->shape[axis] != expected || expected < 0)
             return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: size %lld along axis %d, expected %lld", name,
                             (long long)tensor->shape[axis], axis, (long long)expected);
-        elements = expected == 0 ? 0 : elements;
     }
-    if (tensor->stride[3] != 1 && tensor->shape[3] > 1)
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: last stride is %lld, expected 1", name,
-                        (long long)tensor->stride[3]);
-    if (elements != 0 && tensor->data == NULL)
-        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: data is NULL", name);
-    return APA_STATUS_OK;
+    return apa_tensor_check(context, name, tensor, is_output, true);
+}
+
+static bool is_same(const apa_tensor *a, const apa_tensor *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && memcmp(a->stride, b->stride, sizeof a->stride) == 0;
 }
 
 apa_status apa_state_merge(apa_context *context, const apa_tensor *out_a, const apa_tensor *lse_a,
@@ -117,14 +116,24 @@ apa_status apa_state_merge(apa_context *context, const apa_tensor *out_a, const 
     const struct {
         const char *name;
         const apa_tensor *tensor;
-        int is_lse;
-    } argument[6] = {{"out_a", out_a, 0}, {"lse_a", lse_a, 1}, {"out_b", out_b, 0},
-                     {"lse_b", lse_b, 1}, {"out", out, 0},     {"lse", lse, 1}};
+        bool is_lse;
+    } argument[6] = {{"out_a", out_a, false}, {"lse_a", lse_a, true}, {"out_b", out_b, false},
+                     {"lse_b", lse_b, true},  {"out", out, false},    {"lse", lse, true}};
     for (int i = 0; i < 6; i++) {
-        apa_status status = check(context, argument[i].name, argument[i].tensor, out_a->shape, argument[i].is_lse);
+        apa_status status =
+            check(context, argument[i].name, argument[i].tensor, out_a->shape, argument[i].is_lse, i >= 4);
         if (status != APA_STATUS_OK)
             return status;
     }
+    /* A result row is written when its own inputs have been read, so it may lie where they lie, and nowhere else. */
+    for (int result = 4; result < 6; result++)
+        for (int i = 0; i < result; i++)
+            if (apa_tensors_overlap(argument[result].tensor, argument[i].tensor) &&
+                !(i < 4 && argument[i].is_lse == argument[result].is_lse &&
+                  is_same(argument[result].tensor, argument[i].tensor)))
+                return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                                "%s: overlaps %s, expected memory of its own or exactly the tensor of an input",
+                                argument[result].name, argument[i].name);
     merge_task task = {out_a, lse_a, out_b, lse_b, out, lse};
     apa_context_parallel(context, merge_rows, &task, (size_t)(out->shape[0] * out->shape[1]));
     return APA_STATUS_OK;

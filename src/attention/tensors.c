@@ -78,9 +78,7 @@ static bool is_dense(const apa_tensor *tensor)
     return extent(tensor, &from, &to) && to - from == elements * (int64_t)apa_dtype_bytes(tensor->dtype);
 }
 
-/* Overlap is certain when two tensors start at one place or when both are dense and their bytes meet. Views that
- * interleave (a fused buffer) are the caller's word. */
-static bool overlap(const apa_tensor *a, const apa_tensor *b)
+bool apa_tensors_overlap(const apa_tensor *a, const apa_tensor *b)
 {
     const char *a_from, *a_to, *b_from, *b_to;
     if (!extent(a, &a_from, &a_to) || !extent(b, &b_from, &b_to) || a_to <= b_from || b_to <= a_from)
@@ -98,7 +96,7 @@ apa_status apa_tensor_check_overlap(apa_context *context, const apa_problem *pro
     const int count = (int)(sizeof name / sizeof name[0]);
     for (int i = 0; i < 2; i++)
         for (int j = i + 1; j < count; j++)
-            if (overlap(tensor[i], tensor[j]))
+            if (apa_tensors_overlap(tensor[i], tensor[j]))
                 return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: overlaps %s, expected memory of its own",
                                 name[i], name[j]);
     return APA_STATUS_OK;

@@ -9,6 +9,10 @@
 apa_status apa_tensor_check(apa_context *context, const char *name, const apa_tensor *tensor, bool is_output,
                             bool need_data);
 
+/* Overlap is certain when two tensors start at one place or when both are dense and their bytes meet. Views that
+ * interleave (a fused buffer) are the caller's word. Checked tensors only. */
+bool apa_tensors_overlap(const apa_tensor *a, const apa_tensor *b);
+
 /* Fails when an output is certain to overlap an input or another output. */
 apa_status apa_tensor_check_overlap(apa_context *context, const apa_problem *problem);
 
