@@ -2,7 +2,9 @@
 #include "cli.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 apa_array_type cli_type(const char *name)
@@ -85,7 +87,7 @@ static int make_problem(const cli_options *options, cli_inputs *inputs)
     problem->causal = options->causal;
     problem->window_left = options->window[0];
     problem->window_right = options->window[1];
-    return CLI_DONE;
+    return cli_scores_load(options, inputs);
 }
 
 int cli_inputs_load(const cli_options *options, cli_inputs *inputs)
@@ -164,6 +166,7 @@ void cli_inputs_free(cli_inputs *inputs)
     apa_array_free(&inputs->q);
     apa_array_free(&inputs->k);
     apa_array_free(&inputs->v);
+    cli_scores_free(inputs);
 }
 
 int cli_output_make(const cli_inputs *inputs, apa_array_type type, int64_t last, apa_array *array, apa_tensor *tensor)
@@ -190,12 +193,30 @@ static int64_t saturating_sum(int64_t a, int64_t b)
     return sum;
 }
 
-double cli_visible_pairs(const apa_problem *problem)
+/* Keys first … last of row i that the mask leaves, over its batch entries and heads; values: room for a row. */
+static double through_mask(const apa_array *mask, const apa_problem *problem, int64_t i, int64_t first, int64_t last,
+                           double *values)
 {
+    const int64_t *shape = problem->attn_mask.shape, length = shape[3];
+    double seen = 0;
+    for (int64_t bh = 0; bh < shape[0] * shape[1]; bh++) {
+        apa_array_get_f64(mask, (bh * shape[2] + (shape[2] == 1 ? 0 : i)) * length, length, values);
+        for (int64_t j = first; j <= last; j++) {
+            const double value = values[length == 1 ? 0 : j];
+            seen += mask->type == APA_ARRAY_BOOL ? value != 0 : value > -INFINITY || isnan(value);
+        }
+    }
+    return seen / ((double)shape[0] * (double)shape[1]);
+}
+
+double cli_visible_pairs(const cli_inputs *inputs)
+{
+    const apa_problem *problem = &inputs->problem;
     const int64_t Sq = problem->q.shape[2], Skv = problem->k.shape[2];
     const int64_t offset = problem->q_offset == APA_Q_OFFSET_DEFAULT ? Skv - Sq : problem->q_offset;
-    double pairs = 0;
-    for (int64_t i = 0; i < Sq; i++) {
+    const bool masked = problem->attn_mask.dtype != APA_DTYPE_NONE;
+    double pairs = 0, *values = masked ? malloc(sizeof *values * (size_t)problem->attn_mask.shape[3]) : NULL;
+    for (int64_t i = 0; i < Sq && (!masked || values != NULL); i++) {
         const int64_t at = saturating_sum(offset, i);
         int64_t first = 0, last = Skv - 1;
         if (problem->window_left >= 0 && saturating_sum(at, -problem->window_left) > first)
@@ -205,7 +226,8 @@ double cli_visible_pairs(const apa_problem *problem)
         if (problem->causal && at < last)
             last = at;
         if (last >= first)
-            pairs += (double)(last - first + 1);
+            pairs += masked ? through_mask(&inputs->bias, problem, i, first, last, values) : (double)(last - first + 1);
     }
+    free(values);
     return pairs * (double)problem->q.shape[0] * (double)problem->q.shape[1];
 }

@@ -6,6 +6,7 @@
  * changes no bit) so that progress can be told. */
 #include "apa/eval.h"
 
+#include "attention/sequences.h"
 #include "core/context_internal.h"
 
 #include <math.h>
@@ -36,6 +37,12 @@ static apa_tensor slice(apa_tensor tensor, int axis, int64_t first, int64_t coun
     return tensor;
 }
 
+/* The same of something that may repeat along the axis, or not be given. */
+static apa_tensor slice_repeating(apa_tensor tensor, int axis, int64_t first, int64_t count)
+{
+    return tensor.dtype == APA_DTYPE_NONE || tensor.shape[axis] == 1 ? tensor : slice(tensor, axis, first, count);
+}
+
 static apa_problem slice_problem(const apa_problem *whole, int64_t batch, int64_t kv_head, int64_t row, int64_t rows)
 {
     const int64_t G = whole->q.shape[1] / whole->k.shape[1];
@@ -46,6 +53,10 @@ static apa_problem slice_problem(const apa_problem *whole, int64_t batch, int64_
             *of_queries[i] = slice(slice(slice(*of_queries[i], 0, batch, 1), 1, kv_head * G, G), 2, row, rows);
     for (int i = 0; i < 2; i++)
         *of_keys[i] = slice(slice(*of_keys[i], 0, batch, 1), 1, kv_head, 1);
+    apa_tensor *const of_heads[4] = {&part.attn_mask, &part.mask_slopes, &part.alibi_slopes, &part.sinks};
+    for (int i = 0; i < 4; i++)
+        *of_heads[i] = slice_repeating(slice_repeating(*of_heads[i], 0, batch, 1), 1, kv_head * G, G);
+    part.attn_mask = slice_repeating(part.attn_mask, 2, row, rows);
     part.q_offset += row;
     return part;
 }
@@ -93,7 +104,11 @@ apa_status apa_truth_compute(apa_context *context, const apa_problem *problem, c
     if (status != APA_STATUS_OK)
         return status;
     int64_t last_offset;
+    if (apa_sequences_differ(&whole)) /* each has an offset of its own */
+        return apa_attention(context, &whole, &exact, &options, NULL);
     whole.q_offset = plan.q_offset;
+    if (whole.causal == APA_CAUSAL_TOP_LEFT)
+        whole.causal = APA_CAUSAL_BOTTOM_RIGHT; /* with the offset that it stands for */
     if (progress == NULL || __builtin_add_overflow(whole.q_offset, whole.q.shape[2], &last_offset))
         return apa_attention(context, &whole, &exact, &options, NULL);
     return truth_in_slices(context, &whole, &exact, &options, progress, progress_user);

@@ -6,6 +6,7 @@
  * o_hot / l and o_cold / l, and cold mass is l_cold / l. */
 #include "apa/eval.h"
 
+#include "attention/sequences.h"
 #include "core/call.h"
 #include "core/context_internal.h"
 #include "eval/pair.h"
@@ -212,6 +213,12 @@ static apa_status set_up(apa_context *context, examine_job *job)
         status = apa_attention_plan(context, &problem, &exact, &options, &plan);
     if (status != APA_STATUS_OK)
         return status;
+    if (problem.softcap != 0.0 || problem.attn_mask.dtype != APA_DTYPE_NONE ||
+        problem.alibi_slopes.dtype != APA_DTYPE_NONE || problem.sinks.dtype != APA_DTYPE_NONE ||
+        apa_sequences_differ(&problem))
+        return apa_fail(
+            context, APA_STATUS_UNSUPPORTED,
+            "pairs: with softcap, attn_mask, alibi_slopes, sinks or sequences that differ none is taken apart");
     job->scale = plan.softmax_scale;
     job->tiles = problem.k.shape[2] / job->tile + (problem.k.shape[2] % job->tile != 0);
     job->call.Sq = problem.q.shape[2];

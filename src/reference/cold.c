@@ -1,8 +1,8 @@
 /* Scores of a cold tile, and the state that sums cold tiles.
  *
- * Scores are in log2 units, s = scale·log₂e·((Σ_terms q_scale·q·k)·k_scale + ΔS). The dot product of units is exact in
- * double, or summed in the accumulator qk_accum; ΔS = q̄·k (smooth_q) has the dot product of prepared values in double,
- * rounded once to FP32.
+ * Scores are in log2 units, s = scale·log₂e·((Σ_terms q_scale·q·k)·k_scale + ΔS); softcap, slopes and mask come in
+ * between (scores.c), in natural units. The dot product of units is exact in double, or summed in the accumulator
+ * qk_accum; ΔS = q̄·k (smooth_q) has the dot product of prepared values in double, rounded once to FP32.
  *
  * A row's state has a frame m. Where P stands against it (probability.c): if no score of the group exceeds its row's m
  * + τ, the candidate c is m, else c = max(m, top) in every row. Otherwise the frame is the maximum so far and τ = 0.
@@ -55,7 +55,7 @@ static void delta_row(apa_reference_block *block, int64_t r, int64_t t)
     const float *kt = block->head->k_exact + t * call->D * APA_REFERENCE_TILE;
     const double *mean = block->q_mean + r * call->D;
     double *delta = block->delta + r * APA_REFERENCE_TILE;
-    if (r > 0 && before->real && apa_reference_sees(before, t) && before->hq == row->hq &&
+    if (r > 0 && apa_reference_sees(block, r - 1, t) && before->hq == row->hq &&
         before->position / APA_REFERENCE_Q_BLOCK == row->position / APA_REFERENCE_Q_BLOCK) {
         memcpy(delta, delta - APA_REFERENCE_TILE, sizeof(double) * APA_REFERENCE_TILE);
         return;
@@ -76,8 +76,9 @@ void apa_reference_score_row(apa_reference_block *block, int64_t r, int64_t t)
                  *delta = shifted ? block->delta + r * APA_REFERENCE_TILE : NULL;
     apa_reference_row *row = &block->row[r];
     double *s = block->p + r * APA_REFERENCE_TILE, dot[2][APA_REFERENCE_TILE] = {{0}};
-    int64_t lo, hi;
-    apa_reference_span(row, t, &lo, &hi);
+    const uint64_t seen = apa_reference_seen(block, r, t);
+    const bool bent = apa_call_changes_scores(call);
+    const double unit = bent ? call->scale : call->scale * APA_REFERENCE_LOG2E; /* what bends is natural */
     for (int term = 0; term < call->recipe.q_terms; ++term) {
         const double *units = block->q_units[term] + r * call->D;
         if (call->recipe.qk_accum == APA_ACCUMULATOR_F64)
@@ -90,12 +91,17 @@ void apa_reference_score_row(apa_reference_block *block, int64_t r, int64_t t)
     row->top = -INFINITY;
     for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
         s[j] = -INFINITY;
-        if (j < lo || j >= hi)
+        if ((seen >> j & 1) == 0)
             continue;
         const double q_dot = row->q_scale[0] * dot[0][j] + row->q_scale[1] * dot[1][j];
-        s[j] = call->scale * APA_REFERENCE_LOG2E * q_dot * k_scale[j];
+        s[j] = unit * q_dot * k_scale[j];
         if (shifted)
-            s[j] += call->scale * APA_REFERENCE_LOG2E * delta[j];
+            s[j] += unit * delta[j];
+    }
+    apa_reference_bend(block, r, t, s);
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
+        if (bent)
+            s[j] *= APA_REFERENCE_LOG2E;
         row->top = s[j] > row->top ? s[j] : row->top;
     }
 }
@@ -126,14 +132,14 @@ void apa_reference_cold_scores(apa_reference_block *block, int64_t t)
     apa_reference_cold_load(block, t);
     for (int64_t r = 0; r < block->rows; ++r) {
         block->row[r].top = -INFINITY;
-        if (apa_reference_sees(&block->row[r], t))
+        if (apa_reference_sees(block, r, t))
             apa_reference_score_row(block, r, t);
     }
     candidate_frames(block);
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
         row->p_sum = 0;
-        if (apa_reference_sees(row, t))
+        if (apa_reference_sees(block, r, t))
             apa_reference_probabilities(&block->call->recipe, row, block->p + r * APA_REFERENCE_TILE,
                                         block->code + r * APA_REFERENCE_TILE);
     }
@@ -171,7 +177,7 @@ void apa_reference_cold_move(apa_reference_block *block, int64_t r, double frame
 }
 
 /* Column c of codes·units over the tile, through the accumulator; factor takes a sum into the state. */
-static double narrow_column(const apa_call *call, const double *code, const double *v, int64_t lo, int64_t hi, double o,
+static double narrow_column(const apa_call *call, const double *code, const double *v, uint64_t seen, double o,
                             double factor)
 {
     const apa_recipe *recipe = &call->recipe;
@@ -180,8 +186,9 @@ static double narrow_column(const apa_call *call, const double *code, const doub
     for (int64_t j = 0; j < APA_REFERENCE_TILE; j += step) {
         const int64_t end = j + step;
         int64_t n = 0;
-        for (int64_t i = j > lo ? j : lo; i < end && i < hi; ++i)
-            product[n++] = code[i] * v[i * call->Dv] * (flush == 0 ? factor : 1.0);
+        for (int64_t i = j; i < end; ++i)
+            if ((seen >> i & 1) != 0)
+                product[n++] = code[i] * v[i * call->Dv] * (flush == 0 ? factor : 1.0);
         if (flush == 0) {
             o = apa_reference_step(recipe->pv_accum, o, product, n);
             continue;
@@ -201,8 +208,7 @@ static void cold_add_row(apa_reference_block *block, int64_t r, int64_t t)
     const double *v_scale = block->head->v_scale + t * call->Dv;
     apa_reference_row *row = &block->row[r];
     double pv[APA_REFERENCE_DIM_MAX] = {0};
-    int64_t lo, hi;
-    apa_reference_span(row, t, &lo, &hi);
+    const uint64_t seen = apa_reference_seen(block, r, t);
     apa_reference_cold_move(block, r, row->next);
     /* 1 where P stands against the frame */
     const double weight = exp2(row->p_frame - (row->cold_frame + apa_reference_tau(&call->recipe)));
@@ -212,11 +218,11 @@ static void cold_add_row(apa_reference_block *block, int64_t r, int64_t t)
         row->cold_sum = (double)(float)row->cold_sum;
         for (int64_t c = 0; c < call->Dv; ++c)
             block->cold[r * call->Dv + c] =
-                narrow_column(call, block->code + r * APA_REFERENCE_TILE, block->v + c, lo, hi,
+                narrow_column(call, block->code + r * APA_REFERENCE_TILE, block->v + c, seen,
                               block->cold[r * call->Dv + c], weight * v_scale[c] / range);
         return;
     }
-    apa_reference_weighted_sum(block->p + r * APA_REFERENCE_TILE, block->v, call->Dv, lo, hi, pv);
+    apa_reference_weighted_sum(block->p + r * APA_REFERENCE_TILE, block->v, call->Dv, seen, pv);
     for (int64_t c = 0; c < call->Dv; ++c)
         block->cold[r * call->Dv + c] += weight * v_scale[c] * pv[c];
 }
@@ -233,17 +239,16 @@ void apa_reference_cold_add(apa_reference_block *block, int64_t t)
 {
     apa_reference_load_values(block, t);
     for (int64_t r = 0; r < block->rows; ++r)
-        if (apa_reference_sees(&block->row[r], t))
+        if (apa_reference_sees(block, r, t))
             cold_add_row(block, r, t);
 }
 
 void apa_reference_tile_values(apa_reference_block *block, int64_t r, int64_t t, double *mean)
 {
     const apa_call *call = block->call;
-    int64_t lo, hi;
-    apa_reference_span(&block->row[r], t, &lo, &hi);
     memset(mean, 0, sizeof(double) * (size_t)call->Dv);
-    apa_reference_weighted_sum(block->p + r * APA_REFERENCE_TILE, block->v, call->Dv, lo, hi, mean);
+    apa_reference_weighted_sum(block->p + r * APA_REFERENCE_TILE, block->v, call->Dv, apa_reference_seen(block, r, t),
+                               mean);
     for (int64_t c = 0; c < call->Dv; ++c)
         mean[c] *= block->head->v_scale[t * call->Dv + c] / block->row[r].p_sum;
 }

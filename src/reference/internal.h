@@ -7,6 +7,7 @@
  *   walk.c         order, λ, verdicts              verdict.c      verdicts that need the whole row first
  *   lamp.c         LampAttention's tile
  *   exact.c        exact tiles and the merge       softmax.c      the exact pass whole, and as a tree
+ *   scores.c       softcap, slopes, masks, sinks: from scale·q·k to the score, and what a row sees
  *   reference.c    memory, threads, counts
  *
  * Quantised numbers are held as "units", the product of element code and block scale, which a float holds exactly, and
@@ -74,7 +75,8 @@ typedef struct apa_reference_row {
     int64_t position, hq;   /* query and query head */
     int64_t first, end;     /* visible keys */
     double shift;           /* scale·q·k̄ (natural), taken off every score and added back to the LSE */
-    bool finite;            /* q is, as FP32 */
+    double sink;            /* natural; -inf: none */
+    bool finite;            /* q is, as FP32, and so are the head's slopes and sink */
     double q_scale[2];      /* of the two terms; 0 for a term that is not there */
     double q_norm, q_error; /* norms of q and of what its codes leave out */
     apa_reference_mass lambda;
@@ -113,6 +115,8 @@ typedef struct apa_reference_block {
     double *tree;                 /* softmax tree: states (m, S), then W */
     uint8_t *given;               /* [2·tiles]: selected beforehand; then scratch of cold_budget */
     uint8_t *verdict;             /* [tiles] */
+    uint64_t *seen;               /* with a mask: [rows][tiles], the keys that a row sees, one bit each */
+    uint8_t *spoilt;              /* with a mask: [tiles], it adds a NaN or +inf to a key that is seen */
     double *mass;                 /* [rows][tiles]: log2 ℓ_t of the visits */
     double *rest;                 /* [rows][tiles]: log2 of Jensen's bounds of what comes after a visit */
     int64_t visible, hot_count, cold_count, candidates;
@@ -127,11 +131,34 @@ static inline void apa_reference_span(const apa_reference_row *row, int64_t t, i
     *hi = row->end - base < APA_REFERENCE_TILE ? row->end - base : APA_REFERENCE_TILE;
 }
 
-static inline bool apa_reference_sees(const apa_reference_row *row, int64_t t)
+/* Bits lo … hi-1. */
+static inline uint64_t apa_reference_bits(int64_t lo, int64_t hi)
 {
+    return lo >= hi ? 0 : UINT64_MAX << lo & UINT64_MAX >> (APA_REFERENCE_TILE - hi);
+}
+
+/* Keys of tile t that row r sees, one bit each. */
+static inline uint64_t apa_reference_seen(const apa_reference_block *block, int64_t r, int64_t t)
+{
+    const apa_reference_row *row = &block->row[r];
     int64_t lo, hi;
+    if (!row->real)
+        return 0;
+    if (block->seen != NULL)
+        return block->seen[r * apa_call_tiles(block->call) + t];
     apa_reference_span(row, t, &lo, &hi);
-    return row->real && lo < hi;
+    return apa_reference_bits(lo, hi);
+}
+
+static inline bool apa_reference_sees(const apa_reference_block *block, int64_t r, int64_t t)
+{
+    return apa_reference_seen(block, r, t) != 0;
+}
+
+/* Hot whatever is known of its mass: K, V or the mask hold something that is no number. */
+static inline bool apa_reference_forced(const apa_reference_block *block, int64_t t)
+{
+    return block->head->forced[t] || (block->spoilt != NULL && block->spoilt[t]);
 }
 
 /* May tiles be hot for reasons of mass, selection or position? */
@@ -165,10 +192,20 @@ typedef struct apa_reference_grid {
 
 extern const apa_reference_grid apa_reference_e2m1, apa_reference_e4m3, apa_reference_f16, apa_reference_bf16;
 
-/* load.c */
-void apa_reference_load(const apa_tensor *x, int64_t b, int64_t h, int64_t s, apa_exact_format format, double *row);
-bool apa_reference_load_f32(const apa_tensor *x, int64_t b, int64_t h, int64_t s, float *row); /* false: not finite */
+/* load.c: n values of a row of q, k, v or a mask */
+void apa_reference_load(const void *from, apa_dtype dtype, int64_t n, apa_exact_format format, double *row);
+bool apa_reference_load_f32(const void *from, apa_dtype dtype, int64_t n, float *row); /* false: not finite */
+const void *apa_reference_query(const apa_call *call, int64_t b, int64_t hq, int64_t i);
 void apa_reference_store(const apa_tensor *x, int64_t b, int64_t h, int64_t s, const double *row);
+
+/* scores.c */
+void apa_reference_see(apa_reference_block *block); /* `seen` and `spoilt` of a block whose rows are set up */
+/* s: scale·q·k of a tile's 64 keys becomes the score, natural, of the keys that row r sees. */
+void apa_reference_bend(const apa_reference_block *block, int64_t r, int64_t t, double *s);
+/* What a mask and ALiBi add to the scores of the seen keys, on average. */
+double apa_reference_mean_addend(const apa_reference_block *block, int64_t r, int64_t t);
+bool apa_reference_slopes_finite(const apa_call *call, int64_t b, int64_t hq);
+double apa_reference_sink(const apa_call *call, int64_t b, int64_t hq); /* -inf: none */
 
 /* resolve.c */
 apa_status apa_reference_resolve(apa_context *context, apa_call *call);
@@ -176,7 +213,7 @@ apa_status apa_reference_resolve(apa_context *context, apa_call *call);
 /* quantise.c: n values x[0], x[stride], … become units; the scale is returned. amax: largest value that shares it. */
 float apa_reference_amax(const float *x, int64_t n, int64_t stride);
 double apa_reference_int8_units(float *x, int64_t n, int64_t stride, float amax);
-double apa_reference_e4m3_units(float *x, int64_t n, int64_t stride, float amax, float range);
+double apa_reference_e4m3_units(float *x, int64_t n, int64_t stride, float amax, float range, bool pow2);
 void apa_reference_nvfp4_units(float *x, int64_t n, int64_t stride, float scale, bool search);
 void apa_reference_mx_units(float *x, int64_t n, int64_t stride, apa_format element, bool up);
 /* The same as apa_format_round() where that saturates or overflows alike, without tables. */
@@ -236,7 +273,7 @@ static inline int64_t apa_reference_visits(const apa_reference_block *block)
 
 static inline bool apa_reference_stays_hot(const apa_reference_block *block, int64_t t)
 {
-    return block->head->forced[t] || block->given[t];
+    return apa_reference_forced(block, t) || block->given[t];
 }
 
 /* verdict.c: after a walk that left every tile to be judged hot */
@@ -248,7 +285,7 @@ void apa_reference_lamp_tile(apa_reference_block *block, int64_t t);
 
 /* exact.c */
 void apa_reference_dots(const double *q, const double *kt, int64_t D, double *dot);
-void apa_reference_weighted_sum(const double *p, const double *v, int64_t Dv, int64_t lo, int64_t hi, double *o);
+void apa_reference_weighted_sum(const double *p, const double *v, int64_t Dv, uint64_t seen, double *o);
 void apa_reference_load_tile(apa_reference_block *block, int64_t t);
 void apa_reference_exact_tile(apa_reference_block *block, int64_t t);
 void apa_reference_finish(const apa_reference_block *block);

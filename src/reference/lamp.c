@@ -149,7 +149,7 @@ static void add_row(apa_reference_block *block, int64_t r, int64_t t, double M, 
         p[j] = apa_reference_round(grid, exp(-apa_reference_round(grid, y > 0 ? y : 0)));
         row->hot_sum += p[j];
     }
-    apa_reference_weighted_sum(p, block->v, call->Dv, lo, hi, o);
+    apa_reference_weighted_sum(p, block->v, call->Dv, apa_reference_bits(lo, hi), o);
 }
 
 static void choose(apa_reference_block *block, int64_t t, int64_t n, lamp_row *rows, bool *high)
@@ -157,10 +157,10 @@ static void choose(apa_reference_block *block, int64_t t, int64_t n, lamp_row *r
     const apa_recipe *recipe = &block->call->recipe;
     bool first[SUB_BLOCKS_MAX] = {false}, second[SUB_BLOCKS_MAX] = {false};
     for (int64_t r = 0; r < block->rows; ++r)
-        if (apa_reference_sees(&block->row[r], t) && recipe->lamp_stages != APA_LAMP_STAGES_SECOND)
+        if (apa_reference_sees(block, r, t) && recipe->lamp_stages != APA_LAMP_STAGES_SECOND)
             first_stage(block, r, t, n, &rows[r], first);
     for (int64_t r = 0; r < block->rows; ++r) { /* what one row recomputes is high for all */
-        if (!apa_reference_sees(&block->row[r], t))
+        if (!apa_reference_sees(block, r, t))
             continue;
         for (int64_t b = 0; b < n; ++b) {
             const double top = first[b] ? score_sub_block(block, r, t, b, &e4m11) : rows[r].threat[b];
@@ -171,7 +171,7 @@ static void choose(apa_reference_block *block, int64_t t, int64_t n, lamp_row *r
     memcpy(second, first, sizeof second);
     for (int64_t r = 0; r < block->rows && recipe->lamp_stages != APA_LAMP_STAGES_FIRST; ++r) {
         bool own[SUB_BLOCKS_MAX];
-        if (!apa_reference_sees(&block->row[r], t))
+        if (!apa_reference_sees(block, r, t))
             continue;
         memcpy(own, first, sizeof own);
         second_stage(block, r, n, &rows[r], own);
@@ -180,7 +180,7 @@ static void choose(apa_reference_block *block, int64_t t, int64_t n, lamp_row *r
     }
     for (int64_t r = 0; r < block->rows; ++r)
         for (int64_t b = 0; b < n; ++b)
-            if (second[b] && !first[b] && apa_reference_sees(&block->row[r], t))
+            if (second[b] && !first[b] && apa_reference_sees(block, r, t))
                 score_sub_block(block, r, t, b, &e4m11);
     memcpy(high, second, sizeof second);
 }
@@ -190,7 +190,7 @@ static void count_tile(apa_reference_block *block, int64_t t, int64_t n, const b
     const int64_t size = block->call->recipe.sub_block;
     for (int64_t r = 0; r < block->rows; ++r) {
         int64_t lo, hi, recomputed = 0;
-        if (!apa_reference_sees(&block->row[r], t))
+        if (!apa_reference_sees(block, r, t))
             continue;
         apa_reference_span(&block->row[r], t, &lo, &hi);
         for (int64_t b = lo / size; b * size < hi && b < n; ++b) {
@@ -214,7 +214,7 @@ void apa_reference_lamp_tile(apa_reference_block *block, int64_t t)
     apa_reference_load_values(block, t);
     for (int64_t r = 0; r < block->rows; ++r) {
         double top = -INFINITY;
-        if (!apa_reference_sees(&block->row[r], t))
+        if (!apa_reference_sees(block, r, t))
             continue;
         for (int64_t b = 0; b < n; ++b) {
             rows[r].threat[b] = score_sub_block(block, r, t, b, grid);
@@ -230,7 +230,7 @@ void apa_reference_lamp_tile(apa_reference_block *block, int64_t t)
         for (int64_t b = 0; b < n; ++b)
             high[b] = recipe->force == APA_FORCE_HIGH;
     for (int64_t r = 0; r < block->rows; ++r)
-        if (apa_reference_sees(&block->row[r], t))
+        if (apa_reference_sees(block, r, t))
             add_row(block, r, t, rows[r].M, high);
     count_tile(block, t, n, high);
 }

@@ -3,7 +3,8 @@
  *
  * 1. Means. k̄ per channel: the keys of a tile are summed in order in double, a key with a non-finite element left out
  *    entirely; the tiles' sums are added in tile order, divided by the number of keys summed, rounded once to FP32; 0
- * when no key is finite. v̄ likewise. Inputs count as their FP32 value (f64 is rounded once).
+ * when no key is finite. v̄ likewise. Inputs count as their FP32 value (f64 is rounded once). Keys are those in use,
+ * whatever rows see of them.
  * 2. Prepared values in FP32: k - k̄ with one rounding, then the Hadamard rotation; v - v̄. Their maxima (NVFP4). A key
  * or value row that is not finite then forces its tile hot and stands as zeros.
  * 3. Codes (quantise.c). INT8 and E4M3: K with the scale that qk_scale_granularity says, V that of v_scale_granularity.
@@ -84,15 +85,15 @@ static int64_t keys_of(const apa_call *call, int64_t t)
 
 /* ---- 1. means ---- */
 
-static void sum_tile(const apa_tensor *x, const apa_reference_head *head, int64_t t, int64_t n, double *sum,
-                     int64_t *count)
+static void sum_tile(const prep_job *job, const apa_tensor *x, int64_t t, int64_t n, double *sum, int64_t *count)
 {
     const int64_t dim = x->shape[3];
     float row[APA_REFERENCE_DIM_MAX];
     memset(sum, 0, sizeof(double) * (size_t)dim);
     *count = 0;
     for (int64_t j = 0; j < n; ++j) {
-        if (!apa_reference_load_f32(x, head->b, head->h, t * APA_REFERENCE_TILE + j, row))
+        const void *key = apa_call_key(job->call, x, job->head->b, job->head->h, t * APA_REFERENCE_TILE + j);
+        if (!apa_reference_load_f32(key, x->dtype, dim, row))
             continue;
         *count += 1;
         for (int64_t d = 0; d < dim; ++d)
@@ -106,9 +107,9 @@ static void sum_task(void *argument, size_t index)
     const apa_call *call = job->call;
     const int64_t t = (int64_t)index, n = keys_of(call, t);
     if (call->recipe.smooth_k == APA_TOGGLE_ON)
-        sum_tile(&call->k, job->head, t, n, job->head->k_sum + t * call->D, job->head->k_count + t);
+        sum_tile(job, &call->k, t, n, job->head->k_sum + t * call->D, job->head->k_count + t);
     if (call->recipe.smooth_v == APA_TOGGLE_ON)
-        sum_tile(&call->v, job->head, t, n, job->head->v_sum + t * call->Dv, job->head->v_count + t);
+        sum_tile(job, &call->v, t, n, job->head->v_sum + t * call->Dv, job->head->v_count + t);
 }
 
 static void mean_of(const double *sum, const int64_t *count, int64_t tiles, int64_t dim, float *mean)
@@ -150,11 +151,11 @@ void apa_reference_hadamard(float *x, int64_t n)
         transform(x + i, block);
 }
 
-static bool prepared_row(const apa_tensor *x, const apa_reference_head *head, int64_t s, const float *mean, bool rotate,
+static bool prepared_row(const prep_job *job, const apa_tensor *x, int64_t s, const float *mean, bool rotate,
                          float *row)
 {
     const int64_t dim = x->shape[3];
-    bool finite = apa_reference_load_f32(x, head->b, head->h, s, row);
+    bool finite = apa_reference_load_f32(apa_call_key(job->call, x, job->head->b, job->head->h, s), x->dtype, dim, row);
     for (int64_t d = 0; d < dim; ++d)
         row[d] -= mean[d];
     if (rotate)
@@ -212,10 +213,10 @@ static void fill_task(void *argument, size_t index)
     head->k_amax[t] = head->v_amax[t] = 0;
     for (int64_t j = 0; j < n; ++j) {
         const bool rotate = call->recipe.hadamard == APA_TOGGLE_ON;
-        finite &= prepared_row(&call->k, head, t * T + j, head->k_mean, rotate, key);
+        finite &= prepared_row(job, &call->k, t * T + j, head->k_mean, rotate, key);
         for (int64_t d = 0; d < D; ++d)
             kt[d * T + j] = key[d];
-        finite &= prepared_row(&call->v, head, t * T + j, head->v_mean, false, v + j * Dv);
+        finite &= prepared_row(job, &call->v, t * T + j, head->v_mean, false, v + j * Dv);
     }
     head->k_amax[t] = apa_reference_amax(kt, D * T, 1);
     head->v_amax[t] = apa_reference_amax(v, T * Dv, 1);
@@ -267,7 +268,7 @@ static void quantise_keys(const prep_job *job, int64_t t, int64_t n)
             scale[j] = apa_reference_int8_units(kt + j, D, T, amax[j]);
             break;
         case APA_QK_FORMAT_E4M3:
-            scale[j] = apa_reference_e4m3_units(kt + j, D, T, amax[j], 448.0F);
+            scale[j] = apa_reference_e4m3_units(kt + j, D, T, amax[j], 448.0F, recipe->pow2_scales == APA_TOGGLE_ON);
             break;
         case APA_QK_FORMAT_NVFP4:
             scale[j] = (double)job->k_scale;
@@ -297,7 +298,7 @@ static double quantise_channel(const prep_job *job, int64_t t, int64_t c, float 
     case APA_PV_FORMAT_INT8:
         return apa_reference_int8_units(v, n, Dv, amax);
     case APA_PV_FORMAT_E4M3:
-        return apa_reference_e4m3_units(v, n, Dv, amax, (float)recipe->v_range);
+        return apa_reference_e4m3_units(v, n, Dv, amax, (float)recipe->v_range, recipe->pow2_scales == APA_TOGGLE_ON);
     case APA_PV_FORMAT_NVFP4:
         apa_reference_nvfp4_units(v, n, Dv, job->v_scale, recipe->scale_search == APA_TOGGLE_ON);
         return (double)job->v_scale;

@@ -2,11 +2,13 @@
  *
  * P = 2^(s - p_frame), so P <= 1; what is multiplied is code/range, code what the matrix unit sees. With c the
  * candidate frame and τ lazy_tau: row-tile   p_frame = the row's maximum in the tile.  code = round(range·P), range 255
- * (int8) or 448 (e4m3) static     p_frame = c + τ.  code = round(S·2^τ·P): S·e^(score - running maximum), as a kernel
- * with a static scale has it ue4m3, pow2   p_frame = c + τ.  Per 16 keys code = E2M1(P·1536/s₈)·s₈, s₈ the smallest
- * normal UE4M3 (or power of two) that is >= 256·max P and >= 2^-6; range 1536 = 6·256: max P maps to 6 at most, P = 1
- * to s₈ = 256 < 448 two-level  p_frame = the row's maximum.  Per 16 keys code = E2M1(2688·P/s₈)·s₈, s₈ = the UE4M3
- * value nearest to 2688·max P/6; a block whose s₈ rounds to 0, or in which nothing is seen, is 0 mx         p_frame = c
+ * (int8) or 448 (e4m3). row-tile-pow2: the same with p_frame rounded up to an integer and range 256 (direct codes:
+ * 256·2^(.455/8), see below). static     p_frame = c + τ.  code = round(S·2^τ·P): S·e^(score - running maximum), as a
+ * kernel with a static scale has it ue4m3, pow2   p_frame = c + τ.  Per 16 keys code = E2M1(P·1536/s₈)·s₈, s₈ the
+ * smallest normal UE4M3 (or power of two) that is >= 256·max P and >= 2^-6; range 1536 = 6·256: max P maps to 6 at
+ * most, P = 1 to s₈ = 256 < 448 two-level  p_frame = the row's maximum.  Per 16 keys code = E2M1(2688·P/s₈)·s₈, s₈ =
+ * the UE4M3 value nearest to 2688·max P/6; a block whose s₈ rounds to 0, or in which nothing is seen, is 0 mx p_frame =
+ * c
  * + τ.  Per 32 keys code = element(P/x)·x, x the block's power of two Frames need no P scale in row-tile and two-level:
  * nothing can collapse there.
  *
@@ -21,8 +23,9 @@
 #include <math.h>
 
 #define NVFP4_P_SCALE 256.0
-#define NVFP4_P_RANGE 1536.0      /* 6·256 */
-#define TWO_LEVEL_RANGE 2688.0    /* 6·448 */
+#define NVFP4_P_RANGE 1536.0   /* 6·256 */
+#define TWO_LEVEL_RANGE 2688.0 /* 6·448 */
+#define POW2_RANGE 256.0
 #define UE4M3_MIN_NORMAL 0.015625 /* 2^-6 */
 #define UE4M3_STEPS 16.0          /* significands of normals are 8/16 … 15/16 by 1/16 */
 #define E8M0_LEAST -127
@@ -43,7 +46,8 @@ static const double e2m1_log2_midpoint[7] = {-2,
 
 bool apa_reference_framed(const apa_recipe *recipe)
 {
-    return recipe->p_scale != APA_P_SCALE_ROW_TILE && recipe->p_scale != APA_P_SCALE_TWO_LEVEL;
+    return recipe->p_scale != APA_P_SCALE_ROW_TILE && recipe->p_scale != APA_P_SCALE_TWO_LEVEL &&
+           recipe->p_scale != APA_P_SCALE_ROW_TILE_POW2;
 }
 
 double apa_reference_tau(const apa_recipe *recipe)
@@ -56,6 +60,9 @@ double apa_reference_p_range(const apa_recipe *recipe)
     switch (recipe->p_scale) {
     case APA_P_SCALE_ROW_TILE:
         return apa_recipe_p_range(recipe->pv_format);
+    case APA_P_SCALE_ROW_TILE_POW2: /* with direct codes the centre is in what a code stands for: codes are rounded 8·s
+                                     */
+        return recipe->p_map == APA_P_MAP_DIRECT ? POW2_RANGE * exp2(DIRECT_CENTRE / 8) : POW2_RANGE;
     case APA_P_SCALE_STATIC:
         return recipe->pv_format == APA_PV_FORMAT_EXACT ? 1.0 : recipe->p_static_scale * exp2(recipe->lazy_tau);
     case APA_P_SCALE_TWO_LEVEL:
@@ -178,11 +185,11 @@ void apa_reference_probabilities(const apa_recipe *recipe, apa_reference_row *ro
     const double range = apa_reference_p_range(recipe), tau = apa_reference_tau(recipe);
     const int64_t block = block_of(recipe);
     double sum = 0;
-    row->p_frame = framed ? row->next + tau : row->top;
+    row->p_frame = framed ? row->next + tau : recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2 ? ceil(row->top) : row->top;
     row->p_sum = 0;
     for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
         /* s - c first: a score that sets the frame has P = 2^-τ exactly, on the edge between two scales */
-        const double x = framed ? p[j] - row->next - tau : p[j] - row->top;
+        const double x = framed ? p[j] - row->next - tau : p[j] - row->p_frame;
         p[j] = direct ? (p[j] == -INFINITY ? -INFINITY : x) : p[j] == -INFINITY ? 0.0 : exp2(x);
         sum += direct ? 0.0 : p[j];
     }

@@ -3,9 +3,9 @@
  * Units. A quantised value is units · coarse scale; units are element code times block scale and replace the values in
  * place. In FP32, one operation each:
  *     int8    apa_int8_quantise()                     scale amax/127
- *     e4m3    scale = amax/range, not under 2^-126;   units = the E4M3 value nearest to x/scale
- *     nvfp4   x/tensor in blocks of 16 by apa_nvfp4_block()
- *     mx      blocks of 32, power-of-two scale by apa_mx_scale(), element = E2M1 or E4M3 nearest to x/scale
+ *     e4m3    scale = amax/range, not under 2^-126 (pow2_scales: rounded up to a power of two);   units = the E4M3
+ * value nearest to x/scale nvfp4   x/tensor in blocks of 16 by apa_nvfp4_block() mx      blocks of 32, power-of-two
+ * scale by apa_mx_scale(), element = E2M1 or E4M3 nearest to x/scale
  *
  * Sums. A matrix unit adds `step` products at a time to its accumulator (16 elements of 16 bits, 32 of 8, 64 of 4):
  *     f64     every product rounds as double does
@@ -46,9 +46,18 @@ double apa_reference_int8_units(float *x, int64_t n, int64_t stride, float amax)
     return (double)scale;
 }
 
-double apa_reference_e4m3_units(float *x, int64_t n, int64_t stride, float amax, float range)
+/* The smallest power of two that is >= x, a positive normal number. */
+static float power_of_two(float x)
 {
-    const float wanted = amax / range, scale = wanted < FLT_MIN ? FLT_MIN : wanted;
+    int exponent;
+    const float fraction = frexpf(x, &exponent);
+    return ldexpf(1.0F, fraction == 0.5F ? exponent - 1 : exponent);
+}
+
+double apa_reference_e4m3_units(float *x, int64_t n, int64_t stride, float amax, float range, bool pow2)
+{
+    const float wanted = amax / range, held = wanted < FLT_MIN ? FLT_MIN : wanted;
+    const float scale = pow2 ? power_of_two(held) : held;
     for (int64_t i = 0; i < n; ++i)
         x[i * stride] = (float)apa_format_round(APA_FORMAT_E4M3, (double)(x[i * stride] / scale));
     return (double)scale;

@@ -33,7 +33,7 @@ static bool rotates(const apa_call *call)
 static bool smoothed(const apa_call *call, const apa_reference_head *head, int64_t hq, int64_t position,
                      const float *mean, float *x)
 {
-    bool finite = apa_reference_load_f32(&call->q, head->b, hq, position, x);
+    bool finite = apa_reference_load_f32(apa_reference_query(call, head->b, hq, position), call->q.dtype, call->D, x);
     for (int64_t d = 0; d < call->D && mean != NULL; ++d)
         x[d] -= mean[d];
     if (rotates(call))
@@ -45,17 +45,18 @@ static bool smoothed(const apa_call *call, const apa_reference_head *head, int64
 
 static void block_mean(const query_job *job, int64_t hq, int64_t first, int64_t end, float *mean)
 {
+    const apa_call *call = job->call;
     float x[APA_REFERENCE_DIM_MAX];
     double sum[APA_REFERENCE_DIM_MAX] = {0};
     int64_t n = 0;
     for (int64_t i = first; i < end; ++i) {
-        if (!apa_reference_load_f32(&job->call->q, job->head->b, hq, i, x))
+        if (!apa_reference_load_f32(apa_reference_query(call, job->head->b, hq, i), call->q.dtype, call->D, x))
             continue;
-        for (int64_t d = 0; d < job->call->D; ++d)
+        for (int64_t d = 0; d < call->D; ++d)
             sum[d] += (double)x[d];
         ++n;
     }
-    for (int64_t d = 0; d < job->call->D; ++d)
+    for (int64_t d = 0; d < call->D; ++d)
         mean[d] = n == 0 ? 0.0F : (float)(sum[d] / (double)n);
 }
 
@@ -110,7 +111,7 @@ static double quantise_term(const apa_recipe *recipe, float *x, int64_t D, float
     case APA_QK_FORMAT_INT8:
         return apa_reference_int8_units(x, D, 1, amax);
     case APA_QK_FORMAT_E4M3:
-        return apa_reference_e4m3_units(x, D, 1, amax, 448.0F);
+        return apa_reference_e4m3_units(x, D, 1, amax, 448.0F, recipe->pow2_scales == APA_TOGGLE_ON);
     case APA_QK_FORMAT_NVFP4:
         apa_reference_nvfp4_units(x, D, 1, row_scale, recipe->scale_search == APA_TOGGLE_ON);
         return (double)row_scale;

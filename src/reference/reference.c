@@ -57,6 +57,8 @@ static void block_layout(apa_reference_arena *arena, const apa_call *call, int64
     block->kt = apa_reference_take(arena, T, D, sizeof(double));
     block->v = apa_reference_take(arena, T, Dv, sizeof(double));
     block->verdict = apa_reference_take(arena, tiles, 1, sizeof(uint8_t));
+    if (call->mask.dtype != APA_DTYPE_NONE)
+        block->seen = apa_reference_take(arena, rows, tiles, sizeof(uint64_t));
     if (call->recipe.softmax == APA_SOFTMAX_TREE)
         block->tree = apa_reference_take(arena, rows, apa_reference_tree_doubles(call), sizeof(double));
     if (apa_reference_all_hot(&call->recipe))
@@ -69,6 +71,8 @@ static void block_layout(apa_reference_arena *arena, const apa_call *call, int64
     block->mass = apa_reference_take(arena, tiles, rows, sizeof(double));
     block->code = apa_reference_take(arena, rows, T, sizeof(double));
     block->given = apa_reference_take(arena, tiles, 2, sizeof(uint8_t));
+    if (call->mask.dtype != APA_DTYPE_NONE)
+        block->spoilt = apa_reference_take(arena, tiles, 1, sizeof(uint8_t));
     if (call->recipe.smooth_q == APA_TOGGLE_ON) {
         block->q_mean = apa_reference_take(arena, rows, D, sizeof(double));
         block->delta = apa_reference_take(arena, rows, T, sizeof(double));
@@ -118,6 +122,7 @@ static void block_begin(const reference_run *run, const apa_reference_head *head
         row->hq += head->h * call->G;
         row->real = row->position < call->Sq;
         row->lambda.frame = row->cold_frame = row->hot_max = row->top = row->next = -INFINITY;
+        row->sink = apa_reference_sink(call, head->b, row->hq);
         if (!row->real)
             continue;
         apa_call_visible(call, row->position, &row->first, &row->end);
@@ -129,6 +134,16 @@ static void block_begin(const reference_run *run, const apa_reference_head *head
     }
     if (block->tile_end == 0)
         block->tile_first = 0; /* nobody sees anything */
+    apa_reference_see(block);
+}
+
+/* λ begins with the sink, in the frame of the cold scores. It is nothing to the frame of the cold state. */
+static void start_sum(apa_reference_row *row)
+{
+    if (row->sink == -INFINITY)
+        return;
+    row->lambda = (apa_reference_mass){(row->sink - row->shift) * APA_REFERENCE_LOG2E, 1.0};
+    row->finite = row->finite && !isnan(row->sink);
 }
 
 static void load_queries(apa_reference_block *block)
@@ -143,16 +158,17 @@ static void load_queries(apa_reference_block *block)
         double *q = block->q + r * call->D;
         if (!row->real)
             continue;
-        apa_reference_load(&call->q, block->head->b, row->hq, row->position, call->recipe.exact_format, q);
+        apa_reference_load(apa_reference_query(call, block->head->b, row->hq, row->position), call->q.dtype, call->D,
+                           call->recipe.exact_format, q);
         if (!all_hot)
             apa_reference_quantise_q(block, r);
-        if (call->recipe.smooth_k != APA_TOGGLE_ON || apa_reference_plain(&call->recipe))
-            continue;
+        row->finite = row->finite && apa_reference_slopes_finite(call, block->head->b, row->hq);
         double dot = 0;
-        for (int64_t d = 0; d < call->D; ++d)
+        for (int64_t d = 0; d < call->D && call->recipe.smooth_k == APA_TOGGLE_ON; ++d)
             dot += q[d] * (double)block->head->k_mean[d];
         /* A q that is not finite has all its tiles hot: no frame to share, and no shift that could add a NaN. */
         row->shift = isfinite(call->scale * dot) ? call->scale * dot : 0.0;
+        start_sum(row);
     }
 }
 
@@ -167,7 +183,7 @@ static void write_verdicts(const apa_reference_block *block)
             continue;
         uint8_t *map = call->verdicts + ((block->head->b * call->Hq + row->hq) * call->Sq + row->position) * tiles;
         for (int64_t t = 0; t < tiles; ++t)
-            map[t] = apa_reference_sees(row, t) ? block->verdict[t] : APA_VERDICT_INVISIBLE;
+            map[t] = apa_reference_sees(block, r, t) ? block->verdict[t] : APA_VERDICT_INVISIBLE;
     }
 }
 

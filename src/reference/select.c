@@ -96,7 +96,7 @@ static double tile_score(const apa_reference_block *block, const double *q, int6
 static bool seen_by_any(const apa_reference_block *block, int64_t t)
 {
     for (int64_t r = 0; r < block->rows; ++r)
-        if (apa_reference_sees(&block->row[r], t))
+        if (apa_reference_sees(block, r, t))
             return true;
     return false;
 }

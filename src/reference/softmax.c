@@ -1,8 +1,9 @@
 /* The exact pass in two other orders: S and P held whole, and as a balanced tree.
  *
- * Whole (standard attention): S = scale·q·k rounded to s_format; m = max S; l = Σ e^(S - m); P = e^(S - m)/l rounded to
- * p_format; o = P·V, 16 keys at a time in exact_accum. Three passes over the keys form S anew each time, so nothing is
- * stored. The LSE is that of the rounded S. S beyond f16 is infinite, and the row NaN, as it is in an f16 framework.
+ * Whole (standard attention): S = the score (scores.c) rounded to s_format; m = max S; l = Σ e^(S - m); P = e^(S - m)/l
+ * rounded to p_format; o = P·V, 16 keys at a time in exact_accum. Three passes over the keys form S anew each time, so
+ * nothing is stored. The LSE is that of the rounded S. S beyond f16 is infinite, and the row NaN, as it is in an f16
+ * framework.
  *
  * Tree (ELSA; Hsu et al. 2026): every key is a state (m, S, W) = (s, 1, v), and
  *     (m₁, S₁, W₁) ⊕ (m₂, S₂, W₂) = (m, S₁·e^(m₁-m) + S₂·e^(m₂-m), W₁·e^(m₁-m) + W₂·e^(m₂-m)),   m = max(m₁, m₂),
@@ -16,11 +17,19 @@
 
 #define TREE_LEVELS 48
 
+/* Natural scores of a tile's keys in double; those of keys that are not seen mean nothing. */
+static void scores(const apa_reference_block *block, int64_t r, int64_t t, double *s)
+{
+    apa_reference_dots(block->q + r * block->call->D, block->kt, block->call->D, s);
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j)
+        s[j] *= block->call->scale;
+    apa_reference_bend(block, r, t, s);
+}
+
 /* ---- whole ---- */
 
-static double kept_score(const apa_reference_block *block, double dot)
+static double kept_score(const apa_reference_block *block, double s)
 {
-    const double s = block->call->scale * dot;
     return block->call->recipe.s_format == APA_KEPT_EXACT
                ? apa_reference_to(block->call->recipe.exact_accum == APA_ACCUMULATOR_F64 ? APA_ACCUMULATOR_F64
                                                                                          : APA_ACCUMULATOR_F32,
@@ -28,16 +37,17 @@ static double kept_score(const apa_reference_block *block, double dot)
                : apa_reference_keep(block->call->recipe.s_format, s);
 }
 
-/* o += P·V of keys lo … hi-1, 16 at a time. */
-static void whole_values(apa_reference_block *block, const double *p, int64_t lo, int64_t hi, double *o)
+/* o += P·V of the keys that are seen, 16 at a time. */
+static void whole_values(apa_reference_block *block, const double *p, uint64_t seen, double *o)
 {
     const apa_call *call = block->call;
     double product[16];
     for (int64_t c = 0; c < call->Dv; ++c)
         for (int64_t j = 0; j < APA_REFERENCE_TILE; j += 16) {
             int64_t n = 0;
-            for (int64_t i = j > lo ? j : lo; i < j + 16 && i < hi; ++i)
-                product[n++] = p[i] * block->v[i * call->Dv + c];
+            for (int64_t i = j; i < j + 16; ++i)
+                if ((seen >> i & 1) != 0)
+                    product[n++] = p[i] * block->v[i * call->Dv + c];
             o[c] = n == 0 ? o[c] : apa_reference_step(call->recipe.exact_accum, o[c], product, n);
         }
 }
@@ -46,11 +56,12 @@ static void whole_row(apa_reference_block *block, int64_t r, int64_t t, int pass
 {
     const apa_call *call = block->call;
     apa_reference_row *row = &block->row[r];
+    const uint64_t seen = apa_reference_seen(block, r, t);
     double s[APA_REFERENCE_TILE];
-    int64_t lo, hi;
-    apa_reference_span(row, t, &lo, &hi);
-    apa_reference_dots(block->q + r * call->D, block->kt, call->D, s);
-    for (int64_t j = lo; j < hi; ++j) {
+    scores(block, r, t, s);
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
+        if ((seen >> j & 1) == 0)
+            continue;
         s[j] = kept_score(block, s[j]);
         if (pass == 0)
             row->hot_max = s[j] > row->hot_max ? s[j] : row->hot_max;
@@ -64,18 +75,38 @@ static void whole_row(apa_reference_block *block, int64_t r, int64_t t, int pass
             s[j] = apa_reference_keep(call->recipe.p_format, s[j] / row->hot_sum);
     }
     if (pass == 2)
-        whole_values(block, s, lo, hi, block->hot + r * call->Dv);
+        whole_values(block, s, seen, block->hot + r * call->Dv);
+}
+
+/* The sink is a score like the others, of a key without a value: it is in the maximum and in the sum. After the pass it
+ * is part of the row's state. */
+static void take_sinks(apa_reference_block *block, int pass)
+{
+    for (int64_t r = 0; r < block->rows; ++r) {
+        apa_reference_row *row = &block->row[r];
+        const double sink = row->sink == -INFINITY ? -INFINITY : kept_score(block, row->sink);
+        if (!row->real || row->first >= row->end || sink == -INFINITY)
+            continue;
+        if (pass == 0)
+            row->hot_max = sink;
+        else
+            row->hot_sum = sink == row->hot_max ? 1.0 : exp(sink - row->hot_max);
+        row->sink = pass == 0 ? row->sink : -INFINITY;
+    }
 }
 
 void apa_reference_exact_whole(apa_reference_block *block)
 {
-    for (int pass = 0; pass < 3; ++pass)
+    for (int pass = 0; pass < 3; ++pass) {
+        if (pass < 2)
+            take_sinks(block, pass);
         for (int64_t t = block->tile_first; t < block->tile_end; ++t) {
             apa_reference_load_tile(block, t);
             for (int64_t r = 0; r < block->rows; ++r)
-                if (apa_reference_sees(&block->row[r], t))
+                if (apa_reference_sees(block, r, t))
                     whole_row(block, r, t, pass);
         }
+    }
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
         if (row->hot_sum == 0)
@@ -139,12 +170,12 @@ static void push_key(const apa_call *call, tree *t, double s, const double *v)
 static void push_tile(apa_reference_block *block, int64_t r, int64_t t, tree *to)
 {
     const apa_call *call = block->call;
+    const uint64_t seen = apa_reference_seen(block, r, t);
     double s[APA_REFERENCE_TILE];
-    int64_t lo, hi;
-    apa_reference_span(&block->row[r], t, &lo, &hi);
-    apa_reference_dots(block->q + r * call->D, block->kt, call->D, s);
-    for (int64_t j = lo; j < hi; ++j)
-        push_key(call, to, call->scale * s[j], block->v + j * call->Dv);
+    scores(block, r, t, s);
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j)
+        if ((seen >> j & 1) != 0)
+            push_key(call, to, s[j], block->v + j * call->Dv);
 }
 
 void apa_reference_exact_tree(apa_reference_block *block)
@@ -156,7 +187,7 @@ void apa_reference_exact_tree(apa_reference_block *block)
     for (int64_t t = block->tile_first; t < block->tile_end; ++t) {
         apa_reference_load_tile(block, t);
         for (int64_t r = 0; r < block->rows; ++r)
-            if (apa_reference_sees(&block->row[r], t))
+            if (apa_reference_sees(block, r, t))
                 push_tile(block, r, t, &trees[r]);
     }
     for (int64_t r = 0; r < block->rows; ++r) {

@@ -37,7 +37,7 @@ static void take_shares(apa_reference_block *block, uint8_t *pending, double *co
         pending[k] = block->verdict[t] == APA_VERDICT_HOT && !apa_reference_stays_hot(block, t);
         for (int64_t r = 0; r < block->rows; ++r) {
             double *share = &block->mass[r * tiles + k];
-            const bool counts = pending[k] && apa_reference_sees(&block->row[r], t);
+            const bool counts = pending[k] && apa_reference_sees(block, r, t);
             *share = counts ? exp2(*share - apa_reference_mass_log2(block->row[r].lambda)) : 0.0;
             cold[r] += *share;
         }
@@ -97,8 +97,12 @@ static void take_middle(apa_reference_block *block)
     const int64_t Dv = block->call->Dv;
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
+        const double frame = row->cold_frame + apa_reference_tau(&block->call->recipe);
+        double all = row->cold_sum; /* and the sink, which λ has: without values, but in the denominator */
+        if (row->sink != -INFINITY)
+            all = exp2(apa_reference_mass_log2(row->lambda) - frame);
         for (int64_t c = 0; c < Dv; ++c)
-            block->middle[r * Dv + c] = row->cold_sum > 0 ? block->cold[r * Dv + c] / row->cold_sum : 0.0;
+            block->middle[r * Dv + c] = row->cold_sum > 0 ? block->cold[r * Dv + c] / all : 0.0;
         row->cold_frame = -INFINITY;
         row->cold_sum = 0;
     }
@@ -116,7 +120,7 @@ void apa_reference_mass_value(apa_reference_block *block)
         apa_reference_cold_scores(block, t);
         apa_reference_load_values(block, t);
         for (int64_t r = 0; r < block->rows && !hot; ++r)
-            hot = apa_reference_sees(&block->row[r], t) && block->row[r].p_sum > 0 &&
+            hot = apa_reference_sees(block, r, t) && block->row[r].p_sum > 0 &&
                   value_at_stake(block, r, k, t) > block->call->recipe.eps;
         if (hot)
             continue;

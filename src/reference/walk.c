@@ -48,27 +48,28 @@ static int64_t rows_seeing(const apa_reference_block *block, int64_t t)
 {
     int64_t n = 0;
     for (int64_t r = 0; r < block->rows; ++r)
-        n += apa_reference_sees(&block->row[r], t);
+        n += apa_reference_sees(block, r, t);
     return n;
 }
 
 /* ---- Jensen's start of λ ---- */
 
-/* log2 of the bound of tile t in a row; -inf where there is none (partly visible, or not judged). */
+/* log2 of the bound of tile t in a row; -inf where there is none (partly visible, not judged, or scores bent by a cap,
+ * whose mean is not that of the mean key). */
 static double jensen_bound(const apa_reference_block *block, int64_t r, int64_t t)
 {
     const apa_call *call = block->call;
     const int64_t left = call->Skv - t * APA_REFERENCE_TILE;
     const int64_t keys = left < APA_REFERENCE_TILE ? left : APA_REFERENCE_TILE;
     const double *mean = block->head->k_sum + t * call->D, *q = block->q_prepared + r * call->D;
-    int64_t lo, hi;
-    apa_reference_span(&block->row[r], t, &lo, &hi);
-    if (!block->row[r].real || lo > 0 || hi < keys || block->head->forced[t])
+    if (apa_reference_seen(block, r, t) != apa_reference_bits(0, keys) || apa_reference_forced(block, t) ||
+        call->softcap != 0.0)
         return -INFINITY;
     double dot = 0;
     for (int64_t d = 0; d < call->D; ++d)
         dot += q[d] * mean[d];
-    return log2((double)keys) + call->scale * APA_REFERENCE_LOG2E * dot;
+    return log2((double)keys) + call->scale * APA_REFERENCE_LOG2E * dot +
+           APA_REFERENCE_LOG2E * apa_reference_mean_addend(block, r, t);
 }
 
 /* rest[r][k] = log2 of the bounds of all visits after visit k, summed from the end: no bound is ever subtracted. */
@@ -142,7 +143,7 @@ static bool judge(apa_reference_block *block, int64_t k, int64_t t)
     bool candidate = false;
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
-        if (!apa_reference_sees(row, t))
+        if (!apa_reference_sees(block, r, t))
             continue;
         mass_add(&row->lambda, row->p_frame, row->p_sum);
         apa_reference_mass all = row->lambda;
@@ -181,7 +182,7 @@ static void second_look(apa_reference_block *block)
         if (block->verdict[t] != APA_VERDICT_HOT)
             continue;
         for (int64_t r = 0; r < block->rows && !hot; ++r)
-            hot = apa_reference_sees(&block->row[r], t) &&
+            hot = apa_reference_sees(block, r, t) &&
                   exp2(block->mass[r * tiles + k] - apa_reference_mass_log2(block->row[r].lambda)) >
                       block->call->recipe.eps;
         if (!hot)
@@ -203,7 +204,7 @@ static void visit(apa_reference_block *block, int64_t k)
     const apa_recipe *recipe = &block->call->recipe;
     const int64_t t = apa_reference_visit_tile(block, k);
     block->verdict[t] = APA_VERDICT_HOT;
-    if (block->head->forced[t])
+    if (apa_reference_forced(block, t))
         return;
     if (recipe->verdict == APA_VERDICT_RULE_LAMP) {
         block->verdict[t] = APA_VERDICT_COLD;
