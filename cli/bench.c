@@ -1,10 +1,13 @@
-/* apa bench: a method and the same engine's exact method, timed in turn.
+/* apa bench: a method and the same engine's exact method, timed in turn; phases and ceilings on the way.
  *
  * One untimed run of each comes first. Scratch memory is allocated once for all runs, as an engine that calls attention
  * layer after layer would have it. Times are prep + attention. The ratio is the median over the repeats of exact time /
  * method time of the same repeat, so that slow drifts of the machine cancel. Effective GFLOP/s count 2·(D + Dv)
- * operations for every visible (query, key) pair, whatever a method really does. */
-#include "cli.h"
+ * operations for every visible (query, key) pair, whatever a method really does.
+ *
+ * Phases come from one more run of each with clocks around the kernels (bench_phases.c), so that no timed run pays for
+ * them. */
+#include "bench.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,6 +31,8 @@ typedef struct bench_state {
     timing method_ms, exact_ms;
     double ratio, prep_ms, attention_ms, gflops, exact_gflops;
     char cpu[128];
+    bench_phases phases, exact_phases;
+    bench_ceilings ceilings;
 } bench_state;
 
 static int get_inputs(bench_state *state)
@@ -49,7 +54,7 @@ static int get_inputs(bench_state *state)
     return files ? cli_inputs_load(o, &state->inputs) : cli_inputs_generate(o, &state->inputs);
 }
 
-static int run_once(bench_state *state, bool exact, const char *engine, apa_statistics *statistics)
+static int run_once(bench_state *state, bool exact, const char *engine, bool phases, apa_statistics *statistics)
 {
     apa_problem problem = state->inputs.problem;
     const int64_t *q = problem.q.shape;
@@ -58,6 +63,7 @@ static int run_once(bench_state *state, bool exact, const char *engine, apa_stat
     apa_attention_options options;
     apa_attention_options_init(&options);
     options.engine = engine;
+    options.phases = phases;
     options.workspace = state->scratch.data;
     options.workspace_bytes = (size_t)state->scratch.elements;
     apa_statistics_init(statistics);
@@ -114,16 +120,16 @@ static int measure(bench_state *state)
     const int64_t n = state->repeats;
     double *method = state->times, *exact = method + n, *ratio = exact + n, *prep = ratio + n, *attention = prep + n;
     apa_statistics *s = &state->statistics, e;
-    int code = run_once(state, false, state->options->engine, s);
+    int code = run_once(state, false, state->options->engine, false, s);
     char engine[16];
     memcpy(engine, s->engine, sizeof engine); /* auto might choose another engine for exact */
     if (code == CLI_DONE)
-        code = run_once(state, true, engine, &e);
+        code = run_once(state, true, engine, false, &e);
     for (int64_t i = 0; i < n && code == CLI_DONE; i++) {
         cli_progress(NULL, "timing", (double)i / (double)n);
-        code = run_once(state, false, engine, s);
+        code = run_once(state, false, engine, false, s);
         if (code == CLI_DONE)
-            code = run_once(state, true, engine, &e);
+            code = run_once(state, true, engine, false, &e);
         prep[i] = s->prep_ms;
         attention[i] = s->attention_ms;
         method[i] = s->prep_ms + s->attention_ms;
@@ -133,6 +139,20 @@ static int measure(bench_state *state)
     cli_progress(NULL, "timing", 1);
     if (code == CLI_DONE)
         memcpy(state->exact_kernel, e.kernel, sizeof state->exact_kernel);
+    return code;
+}
+
+/* One more run of each with clocks on. */
+static int measure_phases(bench_state *state)
+{
+    apa_statistics s;
+    int code = run_once(state, false, state->statistics.engine, true, &s);
+    if (code != CLI_DONE)
+        return code;
+    bench_phases_take(&state->phases, &s, state->method_ms.median);
+    code = run_once(state, true, state->statistics.engine, true, &s);
+    if (code == CLI_DONE)
+        bench_phases_take(&state->exact_phases, &s, state->exact_ms.median);
     return code;
 }
 
@@ -147,7 +167,7 @@ static void summarise(bench_state *state)
 {
     const int64_t n = state->repeats;
     const apa_problem *p = &state->inputs.problem;
-    const double work = 2 * ((double)p->q.shape[3] + (double)p->v.shape[3]) * cli_visible_pairs(p);
+    const double work = 2 * ((double)p->q.shape[3] + (double)p->v.shape[3]) * cli_visible_pairs(&state->inputs);
     state->method_ms = summary(state->times, n);
     state->exact_ms = summary(state->times + n, n);
     state->ratio = summary(state->times + 2 * n, n).median;
@@ -200,6 +220,14 @@ static json_t *to_json(const bench_state *state)
         json_object_set_new(object, numbers[i].key, cli_json_number(numbers[i].value));
     json_object_set_new(object, "workspace_bytes", json_integer((json_int_t)s->workspace_bytes));
     json_object_set_new(object, "recipe", cli_json_recipe(&s->recipe));
+    if (state->phases.measured) {
+        json_object_set_new(object, "phases", bench_phases_json(&state->phases, &state->ceilings));
+        json_object_set_new(object, "exact_phases", bench_phases_json(&state->exact_phases, &state->ceilings));
+        json_object_set_new(object, "bytes_moved", cli_json_number(bench_phases_bytes(&state->phases)));
+        json_object_set_new(object, "exact_bytes_moved", cli_json_number(bench_phases_bytes(&state->exact_phases)));
+    }
+    if (state->ceilings.measured)
+        json_object_set_new(object, "ceilings", bench_ceilings_json(&state->ceilings));
     return object;
 }
 
@@ -223,10 +251,42 @@ static void print(const bench_state *state)
            " ratios); prep %.3f ms (%.1f %%), attention %.3f ms; hot %.2f %%, skipped %.2f %%\n",
            state->ratio, state->repeats, state->prep_ms, 100 * prep_share(state), state->attention_ms,
            100 * s->hot_share, 100 * s->skip_share);
+    bench_phases_print(s->recipe.name, &state->phases, &state->ceilings);
+    bench_phases_print("exact", &state->exact_phases, &state->ceilings);
+    if (state->phases.measured)
+        printf("\nbytes moved: %.1f MB, exact %.1f MB\n", bench_phases_bytes(&state->phases) / 1e6,
+               bench_phases_bytes(&state->exact_phases) / 1e6);
+    if (state->ceilings.measured) {
+        printf("\n");
+        bench_ceilings_print(&state->ceilings);
+    }
+}
+
+/* The machine alone, without a problem. */
+static int ceilings_only(const cli_options *options)
+{
+    bench_ceilings ceilings = {0};
+    int code = cli_path_check(options, "--json", options->json);
+    if (code == CLI_DONE)
+        code = bench_ceilings_measure(options, &ceilings);
+    if (code != CLI_DONE)
+        return code;
+    char cpu[128];
+    cli_cpu_name(cpu, sizeof cpu);
+    json_t *object = json_pack("{s:s,s:o}", "cpu", cpu, "ceilings", bench_ceilings_json(&ceilings));
+    apa_output_file files[1];
+    code = cli_finish(options, object, files, 0);
+    if (code == CLI_DONE && cli_prints(options))
+        bench_ceilings_print(&ceilings);
+    return code;
 }
 
 int cli_bench(const cli_options *options)
 {
+    const bool problem = options->shape_text != NULL || options->q != NULL || options->k != NULL ||
+                         options->v != NULL || options->dump != NULL;
+    if (options->ceilings && !problem)
+        return ceilings_only(options);
     bench_state state;
     memset(&state, 0, sizeof state);
     state.options = options;
@@ -248,6 +308,11 @@ int cli_bench(const cli_options *options)
         code = measure(&state);
     if (code == CLI_DONE) {
         summarise(&state);
+        code = measure_phases(&state);
+    }
+    if (code == CLI_DONE && options->ceilings)
+        code = bench_ceilings_measure(options, &state.ceilings);
+    if (code == CLI_DONE) {
         apa_output_file files[1];
         code = cli_finish(options, to_json(&state), files, 0);
     }

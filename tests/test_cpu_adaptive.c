@@ -406,7 +406,7 @@ static void pool_overflow(void **state)
     (void)state;
     for (int l = 0; l < levels; l++) {
         trial x = {{1, 2, 1, 100, 6400, 16, 16}, "", "", INPUT_RANDOM, APA_DTYPE_F32};
-        const apa_recipe recipe = apa_test_recipe("apa", "eps=0.5");
+        const apa_recipe recipe = apa_test_recipe("apa", "eps=0.5 smooth_k=off");
         apa_test_problem *a = make(&x), *b;
         apa_statistics s, t;
         for (int64_t j = 0; j < 6400; j++) { /* walked: tile 0, then 99, 98, … 1 */

@@ -1,5 +1,5 @@
-/* Prep kernels of the CPU engine, every ISA level: widening, rounding, quantisation, rotation. Everything here is exact
- * or repeats a stated order of single float operations, so every comparison is of bits (but hadamard against its
+/* Row kernels of the CPU engine's prep, every ISA level: widening, rounding, quantisation, rotation. Everything here is
+ * exact or repeats a stated order of single float operations, so every comparison is of bits (but hadamard against its
  * matrix). */
 #include "support/test.h"
 
@@ -231,64 +231,13 @@ static void quantise_edges(void **state)
     for (int l = 0; l < levels; l++)
         for (int i = 0; i < 7; i++) {
             apa_test_buffers set = {0};
-            float *value = apa_test_take(&set, sizeof(float) * 17, 4),
-                  *v = apa_test_take(&set, sizeof(float) * 8 * TILE, 0);
-            int8_t *v8 = apa_test_take(&set, 8 * TILE, 0), column[TILE];
-            float v_scale[8];
+            float *value = apa_test_take(&set, sizeof(float) * 17, 4);
             for (int d = 0; d < 17; d++)
                 value[d] = d == 11 ? most[i] : most[i] * 0.4f;
-            for (int j = 0; j < 8 * TILE; j++)
-                v[j] = j == 8 * 5 ? -most[i] : most[i] * 0.3f;
             quantise_row_case(level[l].kernels, &set, value, 17);
-            assert_true(level[l].kernels->quantise_v(v, 8, v8, v_scale) == fabsf(most[i]));
-            float first[TILE];
-            for (int key = 0; key < TILE; key++)
-                first[key] = v[key * 8];
-            assert_true(same_bits(v_scale[0], apa_int8_quantise(first, TILE, column)));
-            for (int key = 0; key < TILE; key++)
-                assert_int_equal(v8[key / 4 * 8 * 4 + key % 4], column[key]);
             apa_test_buffers_check(&set, "quantise");
             apa_test_buffers_free(&set);
         }
-}
-
-static void quantise_v_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_test_kind kind, int64_t Dvp)
-{
-    apa_test_buffers set = {0};
-    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK), 0);
-    int8_t *v8 = apa_test_take(&set, (size_t)(Dvp * TILE), 0);
-    float *v_scale = apa_test_take(&set, sizeof(float) * (size_t)Dvp, 4), most = 0.0f;
-    apa_test_fill_kind(rng, kind, v, Dvp * TILE);
-    for (int64_t key = 0; key < TILE; key++)
-        v[key * Dvp + 3] = 0.0f; /* a channel of zeros among others */
-    apa_test_freeze(&set, v);
-    const float said = kernels->quantise_v(v, Dvp, v8, v_scale);
-    for (int64_t c = 0; c < Dvp; c++) {
-        float column[TILE];
-        int8_t code[TILE];
-        for (int64_t key = 0; key < TILE; key++) {
-            column[key] = v[key * Dvp + c];
-            most = fmaxf(most, fabsf(column[key]));
-        }
-        assert_true(same_bits(v_scale[c], apa_int8_quantise(column, TILE, code)));
-        for (int64_t key = 0; key < TILE; key++)
-            assert_int_equal(v8[(key / 4 * Dvp + c) * 4 + key % 4], code[key]);
-    }
-    assert_true(said == most);
-    apa_test_buffers_check(&set, "quantise_v");
-    apa_test_buffers_free(&set);
-}
-
-static void quantise_v(void **state)
-{
-    (void)state;
-    static const int64_t widths[] = {8, 16, 24, 40, 64, 72, 128, 136, 256, 1024};
-    for (int l = 0; l < levels; l++) {
-        apa_test_rng rng = {apa_test_seed()};
-        for (int i = 0; i < 10; i++)
-            for (int kind = 0; kind < APA_TEST_FINITE_KINDS; kind++)
-                quantise_v_case(level[l].kernels, &rng, (apa_test_kind)kind, widths[i]);
-    }
 }
 
 /* ---- rotation ---- */
@@ -358,110 +307,12 @@ static void hadamard(void **state)
     }
 }
 
-/* ---- one key ---- */
-
-static void quantise_k_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_test_kind kind, apa_dtype dtype,
-                            int64_t D, int64_t block)
-{
-    apa_test_buffers set = {0};
-    const void *src = make_source(&set, rng, kind, dtype, D);
-    float *mean = apa_test_take(&set, sizeof(float) * (size_t)((D + 7) / 8 * 8), 0), row[1024];
-    int8_t *code = apa_test_take(&set, (size_t)D, 0), truth[1024];
-    float scale = NAN;
-    int32_t sum = 0, expected_sum = 0;
-    bool finite = true;
-    apa_test_fill_kind(rng, kind == APA_TEST_HUGE ? APA_TEST_HUGE : APA_TEST_RANDOM, mean, (D + 7) / 8 * 8);
-    apa_test_freeze(&set, mean);
-    for (int64_t d = 0; d < D; d++)
-        row[d] = widened(dtype, src, d) - mean[d];
-    rotate(row, D, block);
-    for (int64_t d = 0; d < D; d++)
-        finite = finite && isfinite(row[d]);
-    assert_int_equal(kernels->quantise_k(dtype, src, D, mean, block, code, &scale, &sum), finite);
-    if (finite) {
-        assert_true(same_bits(scale, apa_int8_quantise(row, (size_t)D, truth)));
-        assert_memory_equal(code, truth, (size_t)D);
-        for (int64_t d = 0; d < D; d++)
-            expected_sum += truth[d];
-        assert_int_equal(sum, expected_sum);
-    }
-    apa_test_buffers_check(&set, "quantise_k");
-    apa_test_buffers_free(&set);
-}
-
-static void quantise_k(void **state)
-{
-    (void)state;
-    static const int64_t widths[] = {1, 7, 16, 24, 33, 64, 80, 100, 128, 136, 256, 512, 1024};
-    for (int l = 0; l < levels; l++) {
-        apa_test_rng rng = {apa_test_seed()};
-        for (int i = 0; i < 13; i++)
-            for (int d = 0; d < 3; d++)
-                for (int kind = 0; kind < APA_TEST_KINDS; kind++)
-                    for (int rotated = 0; rotated < 2; rotated++)
-                        quantise_k_case(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], widths[i],
-                                        rotated ? widths[i] & -widths[i] : 1);
-    }
-}
-
-/* Centring or rotating finite keys of the largest size overflows: said so, not coded. */
-static void quantise_k_overflow(void **state)
-{
-    (void)state;
-    for (int l = 0; l < levels; l++)
-        for (int64_t D = 16; D <= 256; D *= 2) {
-            float key[256], mean[256] = {0}, scale;
-            int8_t code[256];
-            int32_t sum;
-            for (int64_t d = 0; d < D; d++)
-                key[d] = 3e38f;
-            assert_false(level[l].kernels->quantise_k(APA_DTYPE_F32, key, D, mean, D, code, &scale, &sum));
-            assert_true(level[l].kernels->quantise_k(APA_DTYPE_F32, key, D, mean, 1, code, &scale, &sum));
-            assert_int_equal(sum, 127 * D);
-            for (int64_t d = 0; d < D; d++)
-                mean[d] = -3e38f;
-            assert_false(level[l].kernels->quantise_k(APA_DTYPE_F32, key, D, mean, 1, code, &scale, &sum));
-        }
-}
-
-static void accumulate(void **state)
-{
-    (void)state;
-    for (int l = 0; l < levels; l++) {
-        apa_test_rng rng = {apa_test_seed()};
-        for (int i = 0; i < LENGTHS; i++)
-            for (int kind = 0; kind < APA_TEST_FINITE_KINDS; kind++) {
-                apa_test_buffers set = {0};
-                const int64_t n = lengths[i];
-                float *value = apa_test_take(&set, sizeof(float) * (size_t)n, 4);
-                double *sum = apa_test_take(&set, sizeof(double) * (size_t)n, 8), before[1024];
-                apa_test_fill_kind(&rng, (apa_test_kind)kind, value, n);
-                for (int64_t d = 0; d < n; d++)
-                    sum[d] = before[d] = apa_test_normal(&rng);
-                apa_test_freeze(&set, value);
-                level[l].kernels->accumulate(sum, value, n);
-                for (int64_t d = 0; d < n; d++)
-                    assert_true(sum[d] == before[d] + value[d]);
-                apa_test_buffers_check(&set, "accumulate");
-                apa_test_buffers_free(&set);
-            }
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(widen),
-        cmocka_unit_test(all_codes),
-        cmocka_unit_test(narrow_midpoints),
-        cmocka_unit_test(narrow),
-        cmocka_unit_test(quantise_row),
-        cmocka_unit_test(quantise_edges),
-        cmocka_unit_test(quantise_v),
+        cmocka_unit_test(widen),    cmocka_unit_test(all_codes),    cmocka_unit_test(narrow_midpoints),
+        cmocka_unit_test(narrow),   cmocka_unit_test(quantise_row), cmocka_unit_test(quantise_edges),
         cmocka_unit_test(hadamard),
-        cmocka_unit_test(quantise_k),
-        cmocka_unit_test(quantise_k_overflow),
-        cmocka_unit_test(accumulate),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -58,7 +58,7 @@ static const expectation expectations[] = {
     {"exact_format", "choice", "auto", {"auto", "input", "f16", "bf16"}, {"f32", "fp16"}},
     {"q_terms", "integer", "auto", {"auto", "1", "2"}, {"3", "-1", "one"}},
     TOGGLE("scale_search"),
-    {"p_scale", "choice", "auto", {"auto", "row-tile", "ue4m3", "pow2", "two-level", "mx"}, {"row_tile", "e4m3"}},
+    {"p_scale", "choice", "auto", {"auto", "row-tile", "ue4m3", "pow2", "two-level", "mx", "row-tile-pow2"}, {"row_tile", "e4m3"}},
     TOGGLE("smooth_k"),
     TOGGLE("smooth_v"),
     TOGGLE("hadamard"),
@@ -75,6 +75,7 @@ static const expectation expectations[] = {
     {"qk_scale_granularity", "choice", "auto", {"auto", "row", "thread", "warp", "block", "16", "32"}, {"64", "key"}},
     {"v_scale_granularity", "choice", "auto", {"auto", "tile-channel", "channel", "block", "16", "32"}, {"row", "64"}},
     {"tensor_scale", "choice", "auto", {"auto", "none", "amax", "pow2"}, {"head"}},
+    TOGGLE("pow2_scales"),
     {"mx_rounding", "choice", "auto", {"auto", "floor", "up"}, {"nearest"}},
     {"v_range", "number", "auto", {"auto", "2.25", "448", "0.015625"}, {"0", "449", "-1", "nan"}},
     {"p_static_scale", "number", "auto", {"auto", "1", "256", "65504"}, {"0", "65505", "nan"}},
@@ -353,7 +354,7 @@ static void check_refuses_what_is_out_of_range(void **state)
     REFUSED(lambda_bound, (apa_lambda_bound)3, "3", "auto|none|jensen");
     REFUSED(cold_format, (apa_cold_format)5, "5", "auto|int8|nvfp4|e4m3|mxfp4");
     REFUSED(exact_format, (apa_exact_format)4, "4", "auto|input|f16|bf16");
-    REFUSED(p_scale, (apa_p_scale)7, "7", "auto|row-tile|ue4m3|pow2|static|two-level|mx");
+    REFUSED(p_scale, (apa_p_scale)8, "8", "auto|row-tile|ue4m3|pow2|static|two-level|mx|row-tile-pow2");
     REFUSED(skip, (apa_toggle)3, "3", "auto|off|on");
     REFUSED(second_look, (apa_toggle)3, "3", "auto|off|on");
     REFUSED(scale_search, (apa_toggle)3, "3", "auto|off|on");
@@ -391,13 +392,14 @@ static apa_recipe with(const char *settings)
 static void check_refuses_pairs_that_make_no_sense(void **state)
 {
     (void)state;
-    /* p_scale by pv_format: a row per format, 1 where it goes together: auto row-tile ue4m3 pow2 static two-level mx */
+    /* p_scale by pv_format: a row per format, 1 where it goes together: auto row-tile ue4m3 pow2 static two-level mx
+     * row-tile-pow2 */
     static const char *const formats[] = {"auto", "int8", "e4m3", "nvfp4", "mxfp4", "mxfp8", "f16", "exact"};
-    static const char *const scales[] = {"auto", "row-tile", "ue4m3", "pow2", "static", "two-level", "mx"};
-    static const char goes[8][8] = {"1111111", "1100100", "1100100", "1011110",
-                                    "1000101", "1000101", "1000100", "1000100"};
+    static const char *const scales[] = {"auto", "row-tile", "ue4m3", "pow2", "static", "two-level", "mx", "row-tile-pow2"};
+    static const char goes[8][9] = {"11111111", "11001000", "11001001", "10111100",
+                                    "10001010", "10001010", "10001000", "10001000"};
     for (int f = 0; f < 8; f++) {
-        for (int p = 0; p < 7; p++) {
+        for (int p = 0; p < 8; p++) {
             char settings[128];
             snprintf(settings, sizeof settings, "lazy_tau=0 pv_format=%s p_scale=%s", formats[f], scales[p]);
             const apa_recipe recipe = with(settings);
@@ -410,6 +412,8 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
     }
     static const char *const bad[][3] = {
         /* settings, the knob that is named, the reason */
+        {"cold_format=nvfp4 p_scale=row-tile-pow2", "p_scale", "cold_format nvfp4, expected auto|ue4m3|pow2"},
+        {"cold_format=int8 p_scale=row-tile-pow2", "p_scale", "cold_format int8, expected auto|row-tile"},
         {"cold_format=nvfp4 p_scale=row-tile", "p_scale", "cold_format nvfp4, expected auto|ue4m3|pow2"},
         {"cold_format=int8 p_scale=pow2", "p_scale", "cold_format int8, expected auto|row-tile"},
         {"pv_format=e4m3 p_scale=static p_static_scale=448", "p_static_scale", "2^lazy_tau"},

@@ -7,6 +7,7 @@
 #define APA_ATTENTION_H
 
 #include "apa/context.h"
+#include "apa/measure.h"
 #include "apa/recipe.h"
 #include "apa/tensor.h"
 
@@ -103,6 +104,8 @@ typedef struct apa_attention_options {
     /* When not NULL: receives the verdict of every row and tile, contiguous [B][Hq][Sq][tiles], tiles = ceil(Skv/tile).
      * Refused for problems whose sequences differ (cu_seqlens, seqused_k, q_offsets, block_table). */
     uint8_t *verdicts;
+    /* Other than 0: the cpu engine times its phases (apa_statistics.phase), which costs some per cent. */
+    int32_t phases;
 } apa_attention_options;
 
 APA_EXPORT void apa_attention_options_init(apa_attention_options *options);
@@ -121,6 +124,8 @@ typedef struct apa_statistics {
     /* Verdict lamp: sub-blocks of rows, and those recomputed in 16 bits; tiles of rows, and the disruptive ones, in
      * which two or more sub-blocks were. 0 otherwise. */
     int64_t lamp_sub_blocks, lamp_recomputed, lamp_tiles, lamp_disruptive;
+    /* Where the time went, when options.phases asked for it and the engine can tell; all zeros otherwise. */
+    apa_phase_cost phase[APA_PHASES];
 } apa_statistics;
 
 APA_EXPORT void apa_statistics_init(apa_statistics *statistics);

@@ -69,8 +69,9 @@ typedef enum apa_p_scale {
     APA_P_SCALE_POW2 = 3,     /* NVFP4: per 16 keys, a power of two, exponent not under -6 (APA before 0.5) */
     APA_P_SCALE_STATIC = 4,   /* one constant, p_static_scale: codes of S·P, P against the running frame */
     APA_P_SCALE_TWO_LEVEL =
-        5,             /* NVFP4: the row's maximum in the tile to 2688, then per 16 keys maximum/6 (SageAttention3) */
-    APA_P_SCALE_MX = 6 /* per 32 keys, a power of two: MX */
+        5,              /* NVFP4: the row's maximum in the tile to 2688, then per 16 keys maximum/6 (SageAttention3) */
+    APA_P_SCALE_MX = 6, /* per 32 keys, a power of two: MX */
+    APA_P_SCALE_ROW_TILE_POW2 = 7 /* E4M3: 256 over the row's maximum in the tile rounded up to a power of two */
 } apa_p_scale;
 
 /* How scores are formed: both operands of Q·Kᵀ. */
@@ -223,8 +224,9 @@ typedef struct apa_recipe {
     apa_v_granularity v_scale_granularity;
     apa_tensor_scale tensor_scale;
     apa_mx_rounding mx_rounding;
-    double v_range;        /* largest code of V (E4M3); NaN = the format's */
-    double p_static_scale; /* S of p_scale static; NaN = the format's largest */
+    apa_toggle pow2_scales; /* E4M3 operands: scales rounded up to powers of two */
+    double v_range;         /* largest code of V (E4M3); NaN = the format's */
+    double p_static_scale;  /* S of p_scale static; NaN = the format's largest */
     apa_p_sum p_sum;
     apa_p_map p_map;
     apa_toggle smooth_q; /* subtract the mean of 128 queries, add its scores back in FP32 */

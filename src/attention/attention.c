@@ -111,6 +111,7 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     local.workspace_bytes = bytes;
     status = apa_sequences_differ(problem) ? apa_batch_run(context, engine, problem, &call, workspace, &local)
                                            : engine->run(context, &call, workspace, &local);
+    apa_context_rest(context);
     if (status != APA_STATUS_OK)
         return status;
     if (local.visible > 0) {

@@ -198,6 +198,7 @@ apa_status apa_plan_call(apa_context *context, const apa_problem *problem, const
         return status;
     call->asked = call->recipe;
     call->verdicts = options != NULL ? options->verdicts : NULL;
+    call->phases = options != NULL && options->phases != 0;
     if (call->verdicts != NULL && apa_sequences_differ(problem))
         return apa_fail(context, APA_STATUS_UNSUPPORTED,
                         "verdicts: of sequences that differ, expected a problem without cu_seqlens, seqused_k, "

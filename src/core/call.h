@@ -20,10 +20,13 @@ typedef struct apa_call {
     /* Paged K and V (B is 1 then): NULL, or the page of keys j·page_size … of the one sequence. */
     const int32_t *pages;
     int64_t page_size;
+    /* NULL, or tiles of K and V that an engine quantised before (cpu/prep.h); engines may leave them aside. */
+    const struct apa_kept *kept;
 
     apa_recipe recipe;
     apa_recipe asked;  /* the recipe before an engine resolved it */
     uint8_t *verdicts; /* NULL, or [B][Hq][Sq][tiles] */
+    bool phases;       /* time the phases */
 } apa_call;
 
 /* Row of key (or value) j: of x = &call->k or &call->v. All reads of K and V go through here or apa_call_run(). */

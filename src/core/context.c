@@ -158,3 +158,16 @@ void apa_context_parallel(apa_context *context, void (*task)(void *argument, siz
         for (size_t i = 0; i < count; i++)
             task(argument, i);
 }
+
+static void no_task(void *argument, size_t index)
+{
+    (void)argument;
+    (void)index;
+}
+
+void apa_context_rest(apa_context *context)
+{
+    if (context->own_pool != NULL)
+        pthreadpool_parallelize_1d(context->own_pool, no_task, NULL, (size_t)context->threads,
+                                   PTHREADPOOL_FLAG_YIELD_WORKERS);
+}

@@ -28,6 +28,10 @@ apa_status apa_fail(apa_context *context, apa_status status, const char *format,
 void apa_context_parallel(apa_context *context, void (*task)(void *argument, size_t index), void *argument,
                           size_t count);
 
+/* Sends the pool's threads to sleep. Between the loops of a call they spin, which is quick; after the last one that
+ * would burn a core for tens of milliseconds while the program's own threads want it. */
+void apa_context_rest(apa_context *context);
+
 /* Scratch memory of the context, 64-byte aligned, at least `bytes`; kept until the context goes. NULL when there is
  * none to be had. Valid until the next call of this function. */
 void *apa_context_workspace(apa_context *context, size_t bytes);

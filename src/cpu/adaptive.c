@@ -10,7 +10,9 @@
  * the two. */
 #include "cpu/adaptive.h"
 
+#include "cpu/bend.h"
 #include "cpu/exact.h"
+#include "cpu/floor.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,6 +22,7 @@
 #define P_BYTES (TILE * LANES)
 /* log2 units that a change of frame may be corrected by. */
 #define LARGEST_CORRECTION 60.0
+#define LOG2_E 1.4426950408889634074
 /* FP32 output sums: half a unit in the last place, with the same spare factor of two as APA_CPU_SKIP_LIMIT. */
 #define OUTPUT_SKIP_LIMIT 0x1p-26f
 
@@ -32,11 +35,13 @@ void apa_cpu_adaptive_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, a
     uint16_t *skipped = apa_cpu_take(arena, shape->tiles, sizeof *skipped);
     uint8_t *pool = apa_cpu_take(arena, shape->pool_slots, P_BYTES);
     uint8_t *p8 = apa_cpu_take(arena, APA_CPU_PANEL_I8, P_BYTES);
+    float *shifts = apa_cpu_take(arena, n * shape->mean_rows * LANES, sizeof *shifts);
     if (arena->base == NULL)
         return;
     for (int r = 0; r < n; r++) {
         adaptive->q8[r] = q8 + r * (shape->Dp * LANES + 64);
         adaptive->candidate[r] = candidate + r * shape->tiles;
+        adaptive->shifts[r] = shifts + r * shape->mean_rows * LANES;
     }
     adaptive->hot = hot;
     adaptive->skipped = skipped;
@@ -66,20 +71,51 @@ typedef struct panel {
     apa_cpu_span span[APA_CPU_PANEL_I8];
 } panel;
 
-static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
-                   const panel *at, int64_t index, float *maximum, const apa_cpu_prefetch *prefetch)
+static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_tile *codes, const panel *at,
+                   float *maximum, const apa_cpu_prefetch *prefetch)
 {
     const uint8_t *q8[APA_CPU_PANEL_I8];
     for (int i = 0; i < at->n; i++)
         q8[i] = adaptive->q8[at->reg[i]];
-    block->kernels->scores_i8(at->n, q8, prepared->k8 + index * TILE * block->shape->Dp,
-                              prepared->k_bias + index * TILE, prepared->k_scale + index * TILE, block->shape->Dp,
-                              block->s, maximum, prefetch);
+    block->kernels->scores_i8(at->n, q8, codes->k8, codes->k_bias, codes->k_scale, block->shape->Dp, block->s, maximum,
+                              prefetch);
+}
+
+static const float log2_e[LANES] = {1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f,
+                                    1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f,
+                                    1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f};
+
+/* What the call puts between a register's scores and its softmax, and the maxima over the keys that are seen. From here
+ * on a score times walk->q_scale is in log2 units, whichever way it went: on tiles that a mask leaves alone the scale
+ * of the query is still in there. The bound of a score's error holds either way: bias is added as it is, and tanh draws
+ * scores together. */
+static void settle(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, int64_t tile, float *s, int n,
+                   const apa_cpu_span *span, float *maximum)
+{
+    apa_cpu_walk *walk = &adaptive->walk[r];
+    const bool bends = apa_cpu_bends(block, r, tile);
+    if (block->bend.changes)
+        memcpy(walk->q_scale, bends ? log2_e : adaptive->plain_scale[r], sizeof walk->q_scale);
+    if (bends)
+        apa_cpu_bend_scores(block, r, tile, s, n, adaptive->factor[r]);
+    if (bends || span != NULL)
+        block->kernels->max_i8(s, n, span, maximum);
+}
+
+/* Codes of P. A lane whose keys a mask hides has scores and a maximum of -inf, the difference of which is no number. */
+static void probabilities(const apa_cpu_block *block, const apa_cpu_walk *walk, const float *s, int n,
+                          const apa_cpu_span *span, const float *maximum, uint8_t *p8, int32_t *sum)
+{
+    float from[LANES];
+    memcpy(from, maximum, sizeof from);
+    for (int i = 0; i < LANES && block->bend.masked; i++)
+        from[i] = from[i] == -INFINITY ? 0.0f : from[i];
+    block->kernels->softmax_i8(s, n, span, from, walk->q_scale, p8, sum);
 }
 
 /* o += P·V for up to a panel of registers with their own P and scales. */
-static void add_values(apa_cpu_block *block, const apa_cpu_prepared *prepared, int64_t index, int n, const int *reg,
-                       const uint8_t *const *p8, const float (*p_scale)[LANES])
+static void add_values(apa_cpu_block *block, const apa_cpu_tile *codes, int n, const int *reg, const uint8_t *const *p8,
+                       const float (*p_scale)[LANES])
 {
     float *o[APA_CPU_PANEL_I8];
     const float *scale[APA_CPU_PANEL_I8];
@@ -88,8 +124,7 @@ static void add_values(apa_cpu_block *block, const apa_cpu_prepared *prepared, i
         scale[i] = p_scale[i];
     }
     if (n > 0)
-        block->kernels->pv_i8(n, p8, prepared->v8 + index * TILE * block->shape->Dvp,
-                              prepared->v_scale + index * block->shape->Dvp, scale, block->shape->Dvp, o);
+        block->kernels->pv_i8(n, p8, codes->v8, codes->v_scale, scale, block->shape->Dvp, o);
 }
 
 static void add_cold_mass(apa_cpu_walk *walk, const int32_t *sum, const float *p_scale)
@@ -113,8 +148,8 @@ static void remember(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int
 }
 
 /* Scores, verdicts and cold P·V of one panel on one tile. */
-static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
-                       const panel *at, int64_t tile, int64_t index, const apa_cpu_prefetch *prefetch)
+static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_tile *codes, const panel *at,
+                       int64_t tile, const apa_cpu_prefetch *prefetch)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const apa_recipe *recipe = &block->call->recipe;
@@ -123,22 +158,20 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
     const uint8_t *cold_p[APA_CPU_PANEL_I8];
     float p_scale[APA_CPU_PANEL_I8][LANES];
     float maxima[APA_CPU_PANEL_I8 * LANES];
-    scores(block, adaptive, prepared, at, index, maxima, prefetch);
+    scores(block, adaptive, codes, at, maxima, prefetch);
     for (int i = 0; i < at->n; i++) {
         const int r = at->reg[i];
         apa_cpu_walk *walk = &adaptive->walk[r];
         const apa_cpu_span *span = at->part[i] ? &at->span[i] : NULL;
-        const float *s = block->s + i * LANES;
-        float *maximum = maxima + i * LANES, top[LANES], alpha[LANES];
+        float *s = block->s + i * LANES, *maximum = maxima + i * LANES, top[LANES], alpha[LANES];
         int32_t sum[LANES];
-        if (span != NULL)
-            kernels->max_i8(s, at->n, span, maximum);
-        if (kernels->look(walk, maximum, prepared->k_scale_max[index], prepared->v_max[index], top)) {
+        settle(block, adaptive, r, tile, s, at->n, span, maximum);
+        if (kernels->look(walk, maximum, codes->blob->k_scale_max, codes->blob->v_max, top)) {
             adaptive->skipped[tile] |= (uint16_t)(1u << r);
             continue;
         }
         uint8_t *p8 = adaptive->p8 + i * P_BYTES;
-        kernels->softmax_i8(s, at->n, span, maximum, walk->q_scale, p8, sum);
+        probabilities(block, walk, s, at->n, span, maximum, p8, sum);
         const int judged = kernels->judge(walk, top, sum, (float)recipe->eps, alpha, p_scale[cold]);
         if ((judged & APA_CPU_JUDGED_MOVED) != 0)
             kernels->scale_lanes(block->reg[r].o, block->shape->Dvp, alpha);
@@ -150,33 +183,35 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
         cold_reg[cold] = r;
         cold_p[cold++] = p8;
     }
-    add_values(block, prepared, index, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
+    add_values(block, codes, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
 }
 
 /* The codes of a tile, in as many shares as the tile before has panels. */
-static apa_cpu_prefetch next_codes(const apa_cpu_block *block, const apa_cpu_prepared *prepared, int64_t index)
+static apa_cpu_prefetch next_codes(const apa_cpu_block *block, const apa_cpu_tile *next)
 {
     const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
     const int64_t panels = (block->n + APA_CPU_PANEL_I8 - 1) / APA_CPU_PANEL_I8;
-    return (apa_cpu_prefetch){
-        .row = {(const char *)prepared->k8 + index * TILE * Dp, (const char *)prepared->v8 + index * TILE * Dvp},
-        .stride = {Dp, Dvp},
-        .bytes = {Dp, Dvp},
-        .rows = TILE / panels};
+    return (apa_cpu_prefetch){.row = {(const char *)next->k8, (const char *)next->v8},
+                              .stride = {Dp, Dvp},
+                              .bytes = {Dp, Dvp},
+                              .rows = TILE / panels};
 }
 
 static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t tile,
-                      int64_t index, int64_t next)
+                      int64_t next)
 {
-    apa_cpu_prefetch prefetch = next_codes(block, prepared, next);
+    const apa_cpu_tile codes = apa_cpu_prepared_tile(prepared, block->shape, block->head, tile);
+    const apa_cpu_tile ahead = apa_cpu_prepared_tile(prepared, block->shape, block->head, next);
+    apa_cpu_prefetch prefetch = next_codes(block, &ahead);
     panel at = {0};
+    apa_cpu_adaptive_move(block, adaptive, codes.blob->segment);
     for (int r = 0; r < block->n; r++) {
         apa_cpu_span span;
-        const apa_cpu_view view = apa_cpu_register_view(&block->reg[r], tile, &span);
+        const apa_cpu_view view = apa_cpu_block_view(block, r, tile, &span);
         if (view != APA_CPU_VIEW_NONE) {
-            if (prepared->poisoned[index] || (adaptive->all_hot >> r & 1) != 0) {
+            if (codes.blob->poisoned || (adaptive->all_hot >> r & 1) != 0 || apa_cpu_bend_is_wild(block, r, tile)) {
                 adaptive->hot[tile] |= (uint16_t)(1u << r);
-                adaptive->candidate_pairs += popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
+                adaptive->candidate_pairs += popcount16(apa_cpu_block_seeing(block, r, tile));
             } else {
                 at.part[at.n] = view == APA_CPU_VIEW_PART;
                 at.span[at.n] = span;
@@ -184,7 +219,7 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
             }
         }
         if (at.n == APA_CPU_PANEL_I8 || (r == block->n - 1 && at.n > 0)) {
-            walk_panel(block, adaptive, prepared, &at, tile, index, &prefetch);
+            walk_panel(block, adaptive, &codes, &at, tile, &prefetch);
             for (int set = 0; set < 2; set++)
                 prefetch.row[set] += prefetch.rows * prefetch.stride[set];
             at.n = 0;
@@ -194,21 +229,20 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
 
 /* P of one register and tile once more, for a demoted candidate without stored P or a skipped tile that counts after
  * all. */
-static void make_p_again(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
-                         int r, int64_t tile, int64_t index, uint8_t *p8, float *maximum, int32_t *sum)
+static void make_p_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_tile *codes, int r,
+                         int64_t tile, uint8_t *p8, float *maximum, int32_t *sum)
 {
     panel at = {.n = 1, .reg = {r}};
-    at.part[0] = apa_cpu_register_view(&block->reg[r], tile, &at.span[0]) == APA_CPU_VIEW_PART;
+    at.part[0] = apa_cpu_block_view(block, r, tile, &at.span[0]) == APA_CPU_VIEW_PART;
     const apa_cpu_span *span = at.part[0] ? &at.span[0] : NULL;
-    scores(block, adaptive, prepared, &at, index, maximum, NULL);
-    if (span != NULL)
-        block->kernels->max_i8(block->s, 1, span, maximum);
-    block->kernels->softmax_i8(block->s, 1, span, maximum, adaptive->walk[r].q_scale, p8, sum);
+    scores(block, adaptive, codes, &at, maximum, NULL);
+    settle(block, adaptive, r, tile, block->s, 1, span, maximum);
+    probabilities(block, &adaptive->walk[r], block->s, 1, span, maximum, p8, sum);
 }
 
 /* The second look. Candidates lie in walk order, so registers that demote the same tile meet and share its values. */
 static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared,
-                       int64_t first, int64_t end, int64_t base)
+                       int64_t first, int64_t end)
 {
     const apa_recipe *recipe = &block->call->recipe;
     int64_t next[APA_CPU_BLOCK_REGISTERS] = {0};
@@ -217,10 +251,15 @@ static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
         int demoted = 0, reg[APA_CPU_PANEL_I8];
         const uint8_t *p8[APA_CPU_PANEL_I8];
         float p_scale[APA_CPU_PANEL_I8][LANES];
+        apa_cpu_tile codes = {0};
         for (int r = 0; r < block->n; r++) {
             if (next[r] < adaptive->candidates[r] && adaptive->candidate[r][next[r]].tile == tile) {
                 const apa_cpu_candidate *candidate = &adaptive->candidate[r][next[r]++];
-                adaptive->candidate_pairs += popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
+                if (codes.blob == NULL) {
+                    codes = apa_cpu_prepared_tile(prepared, block->shape, block->head, tile);
+                    apa_cpu_adaptive_move(block, adaptive, codes.blob->segment);
+                }
+                adaptive->candidate_pairs += popcount16(apa_cpu_block_seeing(block, r, tile));
                 if (recipe->second_look != APA_TOGGLE_ON ||
                     block->kernels->judge_again(&adaptive->walk[r], candidate->top, candidate->sum, (float)recipe->eps,
                                                 p_scale[demoted])) {
@@ -230,16 +269,31 @@ static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
                     float maximum[LANES];
                     int32_t sum[LANES];
                     if (candidate->slot < 0)
-                        make_p_again(block, adaptive, prepared, r, tile, base + tile, made, maximum, sum);
+                        make_p_again(block, adaptive, &codes, r, tile, made, maximum, sum);
                     add_cold_mass(&adaptive->walk[r], candidate->sum, p_scale[demoted]);
                     p8[demoted] = candidate->slot < 0 ? made : adaptive->pool + candidate->slot * P_BYTES;
                     reg[demoted++] = r;
                 }
             }
             if (demoted == APA_CPU_PANEL_I8 || (r == block->n - 1 && demoted > 0)) {
-                add_values(block, prepared, base + tile, demoted, reg, p8, (const float(*)[LANES])p_scale);
+                add_values(block, &codes, demoted, reg, p8, (const float(*)[LANES])p_scale);
                 demoted = 0;
             }
+        }
+    }
+}
+
+/* A sink is mass that the second look counts; frames and cold sums know nothing of it. */
+static void add_sinks(const apa_cpu_block *block, apa_cpu_adaptive *adaptive)
+{
+    for (int r = 0; r < block->n && block->call->sinks.dtype != APA_DTYPE_NONE; r++) {
+        const apa_cpu_register *reg = &block->reg[r];
+        apa_cpu_walk *walk = &adaptive->walk[r];
+        for (int i = 0; i < LANES; i++) {
+            if ((reg->real >> i & 1) == 0 || walk->frame[i] == -INFINITY)
+                continue;
+            const double sink = (double)apa_call_per_head(&block->call->sinks, block->b, reg->row[i].head);
+            walk->lambda[i] += (float)exp2(sink * LOG2_E - (double)reg->shift[i] - (double)walk->frame[i]);
         }
     }
 }
@@ -288,7 +342,7 @@ static bool skipping_held(const apa_cpu_block *block, const apa_cpu_register *re
 
 /* Computes a register's skipped tiles after all. */
 static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int r,
-                       int64_t first, int64_t end, int64_t base)
+                       int64_t first, int64_t end)
 {
     apa_cpu_register *reg = &block->reg[r];
     const float *q_scale = adaptive->walk[r].q_scale;
@@ -299,13 +353,15 @@ static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
         float maximum[LANES], p_scale[1][LANES];
         int32_t sum[LANES];
         const uint8_t *p8[1] = {adaptive->p8};
-        make_p_again(block, adaptive, prepared, r, tile, base + tile, adaptive->p8, maximum, sum);
+        const apa_cpu_tile codes = apa_cpu_prepared_tile(prepared, block->shape, block->head, tile);
+        apa_cpu_adaptive_move(block, adaptive, codes.blob->segment);
+        make_p_again(block, adaptive, &codes, r, tile, adaptive->p8, maximum, sum);
         for (int i = 0; i < LANES; i++) {
             const double over = over_frame(block, reg, i, (double)maximum[i] * (double)q_scale[i]);
             p_scale[0][i] = maximum[i] == -INFINITY ? 0.0f : (float)(exp2(over) / 255.0);
             reg->state.sum[i] += (float)sum[i] * p_scale[0][i];
         }
-        add_values(block, prepared, base + tile, 1, &r, p8, (const float(*)[LANES])p_scale);
+        add_values(block, &codes, 1, &r, p8, (const float(*)[LANES])p_scale);
     }
 }
 
@@ -313,7 +369,7 @@ static void count(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int64_
 {
     for (int64_t tile = first; tile < end; tile++)
         for (int r = 0; r < block->n; r++) {
-            const int64_t seeing = popcount16(apa_cpu_register_seeing(&block->reg[r], tile));
+            const int64_t seeing = popcount16(apa_cpu_block_seeing(block, r, tile));
             adaptive->visible += seeing;
             if ((adaptive->hot[tile] >> r & 1) != 0)
                 adaptive->hot_pairs += seeing;
@@ -345,29 +401,42 @@ static void take_cold_state(apa_cpu_block *block, apa_cpu_register *reg, const a
     block->kernels->scale_lanes(reg->o, block->shape->Dvp, factor);
 }
 
-void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
+/* All visible tiles in INT8, from empty states. */
+static void walk_all(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared, int64_t first,
+                     int64_t end, bool with_floor)
 {
-    const int64_t head = block->b * block->call->Hkv + block->kv_head, base = head * block->shape->tiles;
-    int64_t first, end;
-    apa_cpu_block_tiles(block, &first, &end);
+    const apa_order order = block->call->recipe.order;
     memset(adaptive->hot, 0, sizeof *adaptive->hot * (size_t)block->shape->tiles);
     memset(adaptive->skipped, 0, sizeof *adaptive->skipped * (size_t)block->shape->tiles);
     memset(adaptive->candidates, 0, sizeof adaptive->candidates);
     adaptive->visible = adaptive->hot_pairs = adaptive->skipped_pairs = adaptive->candidate_pairs = 0;
     adaptive->slots_used = 0;
     apa_cpu_block_clear(block);
+    apa_cpu_bend_scan(block, first, end);
     apa_cpu_adaptive_rows(block, adaptive, prepared);
+    if (with_floor)
+        apa_cpu_floor_set(block, adaptive, prepared);
     for (int64_t i = 0; i < end - first; i++) {
-        const int64_t tile = tile_at(block->call->recipe.order, first, end, i);
-        const int64_t next = i + 1 < end - first ? tile_at(block->call->recipe.order, first, end, i + 1) : tile;
-        walk_tile(block, adaptive, prepared, tile, base + tile, base + next);
+        const int64_t tile = tile_at(order, first, end, i);
+        const int64_t next = i + 1 < end - first ? tile_at(order, first, end, i + 1) : tile;
+        walk_tile(block, adaptive, prepared, tile, next);
     }
-    look_again(block, adaptive, prepared, first, end, base);
+}
+
+void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
+{
+    int64_t first, end;
+    apa_cpu_block_tiles(block, &first, &end);
+    walk_all(block, adaptive, prepared, first, end, prepared->floor_groups > 0);
+    if (prepared->floor_groups > 0 && !apa_cpu_floor_held(block, adaptive))
+        walk_all(block, adaptive, prepared, first, end, false);
+    add_sinks(block, adaptive);
+    look_again(block, adaptive, prepared, first, end);
     for (int r = 0; r < block->n; r++)
         take_cold_state(block, &block->reg[r], &adaptive->walk[r]);
     exact_pass(block, adaptive, first, end);
     for (int r = 0; r < block->n; r++)
         if (!skipping_held(block, &block->reg[r], &adaptive->walk[r]))
-            bring_back(block, adaptive, prepared, r, first, end, base);
+            bring_back(block, adaptive, prepared, r, first, end);
     count(block, adaptive, first, end);
 }

@@ -20,6 +20,10 @@ typedef struct apa_cpu_adaptive {
                  [APA_CPU_LANES]; /* the query's part of a score's error, log2 units per key scale */
     apa_cpu_candidate *candidate[APA_CPU_BLOCK_REGISTERS]; /* [tiles] each, in walk order */
     int64_t candidates[APA_CPU_BLOCK_REGISTERS];
+    float *shifts[APA_CPU_BLOCK_REGISTERS]; /* [mean_rows][LANES]: q·k̄ of every segment, log2 units */
+    int32_t segment;                        /* whose shift the frames have lost */
+    /* calls that change scores: INT8 products times factor are natural (of the cap), times plain_scale log2 units */
+    float factor[APA_CPU_BLOCK_REGISTERS][APA_CPU_LANES], plain_scale[APA_CPU_BLOCK_REGISTERS][APA_CPU_LANES];
     uint16_t all_hot;  /* registers that go straight to the exact pass */
     uint16_t *hot;     /* [tiles]: registers for which the tile is hot */
     uint16_t *skipped; /* [tiles]: registers that left the tile out */
@@ -34,6 +38,12 @@ void apa_cpu_adaptive_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, a
 
 /* Quantises the block's queries and finds the registers that go straight to the exact pass (adaptive_rows.c). */
 void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);
+
+/* The means of kept segments against every query: fills in shifts (adaptive_rows.c). */
+void apa_cpu_adaptive_shifts(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);
+
+/* Frames and shifts from the segment that they are of to another (adaptive_rows.c). */
+void apa_cpu_adaptive_move(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int32_t segment);
 
 /* Runs the method on a loaded block and leaves its states ready to store. */
 void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);

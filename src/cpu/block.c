@@ -1,6 +1,8 @@
 /* Loading and storing a block; visibility. */
 #include "cpu/block.h"
 
+#include "cpu/bend.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -19,6 +21,7 @@ void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_
     float *v = apa_cpu_take(arena, shape->Dvp / 8 * APA_CPU_V_BLOCK, sizeof(float));
     float *v_raw = apa_cpu_take(arena, shape->Dvp / 8 * APA_CPU_V_BLOCK, sizeof(float));
     float *s = apa_cpu_take(arena, TILE * APA_CPU_PANEL_I8 * LANES, sizeof(float));
+    apa_cpu_bend_layout(shape, arena, block);
     if (arena->base == NULL)
         return;
     for (int r = 0; r < shape->block_registers; r++) {
@@ -86,11 +89,19 @@ static const char *query_row(const apa_call *call, int64_t b, const apa_cpu_row 
     return (const char *)call->q.data + offset * (int64_t)apa_dtype_bytes(call->q.dtype);
 }
 
-/* Q into the lanes; the sign of a negative softmax scale goes into Q. */
+/* What Q is multiplied by: the sign of a negative softmax scale, or all of it where scores are to be natural. */
+static float query_factor(const apa_call *call)
+{
+    if (!apa_call_changes_scores(call))
+        return call->scale < 0.0 ? -1.0f : 1.0f;
+    return (float)(call->softcap > 0.0 ? call->scale / call->softcap : call->scale);
+}
+
+/* Q into the lanes. */
 static void load_queries(apa_cpu_block *block, apa_cpu_register *reg)
 {
     const apa_call *call = block->call;
-    const float sign = call->scale < 0.0 ? -1.0f : 1.0f;
+    const float factor = query_factor(call);
     float row[LARGEST_DIM];
     memset(reg->q, 0, sizeof *reg->q * (size_t)(block->shape->Dp * LANES));
     reg->finite = true;
@@ -100,7 +111,7 @@ static void load_queries(apa_cpu_block *block, apa_cpu_register *reg)
         if (!block->kernels->widen(call->q.dtype, query_row(call, block->b, &reg->row[i]), call->D, row))
             reg->finite = false;
         for (int64_t d = 0; d < call->D; d++)
-            reg->q[d * LANES + i] = sign * row[d];
+            reg->q[d * LANES + i] = factor * row[d];
     }
 }
 
@@ -113,7 +124,8 @@ void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cp
     const int64_t index = unit % shape->blocks, head = unit / shape->blocks;
     block->b = head / call->Hkv;
     block->kv_head = head % call->Hkv;
-    block->c = (float)(fabs(call->scale) * LOG2_E);
+    block->head = head;
+    block->c = (float)(apa_call_changes_scores(call) ? LOG2_E : fabs(call->scale) * LOG2_E);
     const int64_t first = index * shape->block_registers, rest = shape->registers - first;
     block->n = (int)(rest < shape->block_registers ? rest : shape->block_registers);
     for (int r = 0; r < block->n; r++) {
@@ -121,12 +133,19 @@ void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cp
         load_queries(block, &block->reg[r]);
         memset(block->reg[r].shift, 0, sizeof block->reg[r].shift);
     }
+    apa_cpu_bend_load(block);
 }
 
-apa_cpu_view apa_cpu_register_view(const apa_cpu_register *reg, int64_t tile, apa_cpu_span *span)
+static uint16_t shown_by_mask(const apa_cpu_block *block, int r, int64_t tile)
 {
+    return block->bend.masked ? block->bend.seeing[r * block->shape->tiles + tile] : (uint16_t)0xffff;
+}
+
+apa_cpu_view apa_cpu_block_view(const apa_cpu_block *block, int r, int64_t tile, apa_cpu_span *span)
+{
+    const apa_cpu_register *reg = &block->reg[r];
     const int64_t start = tile * TILE, stop = start + TILE;
-    if (stop <= reg->any_first || start >= reg->any_end)
+    if (stop <= reg->any_first || start >= reg->any_end || shown_by_mask(block, r, tile) == 0)
         return APA_CPU_VIEW_NONE;
     if (reg->every_first <= start && stop <= reg->every_end)
         return APA_CPU_VIEW_ALL;
@@ -153,19 +172,30 @@ void apa_cpu_block_tiles(const apa_cpu_block *block, int64_t *first, int64_t *en
     }
 }
 
-uint16_t apa_cpu_register_seeing(const apa_cpu_register *reg, int64_t tile)
+uint16_t apa_cpu_block_seeing(const apa_cpu_block *block, int r, int64_t tile)
 {
+    const apa_cpu_register *reg = &block->reg[r];
     uint16_t lanes = 0;
-    if (reg->every_first <= tile * TILE && (tile + 1) * TILE <= reg->every_end)
-        return reg->real;
     if ((tile + 1) * TILE <= reg->any_first || tile * TILE >= reg->any_end)
         return 0;
+    if (block->bend.masked)
+        return shown_by_mask(block, r, tile) & reg->real;
+    if (reg->every_first <= tile * TILE && (tile + 1) * TILE <= reg->every_end)
+        return reg->real;
     for (int i = 0; i < LANES; i++) {
         const apa_cpu_row *row = &reg->row[i];
         if (row->first < row->end && row->first < (tile + 1) * TILE && row->end > tile * TILE)
             lanes |= (uint16_t)(1u << i);
     }
     return lanes & reg->real;
+}
+
+bool apa_cpu_block_sees(const apa_cpu_block *block, int64_t tile)
+{
+    bool any = false;
+    for (int r = 0; r < block->n && !any; r++)
+        any = apa_cpu_block_seeing(block, r, tile) != 0;
+    return any;
 }
 
 void apa_cpu_block_clear(apa_cpu_block *block)
@@ -186,13 +216,41 @@ static char *output_row(const apa_tensor *tensor, int64_t b, const apa_cpu_row *
     return (char *)tensor->data + offset * (int64_t)apa_dtype_bytes(tensor->dtype);
 }
 
-/* A row that saw no key has sum 0: its output is 0 and its LSE -inf, by selection. */
+/* A sink joins the denominator: total = sum·2^(frame·c) + e^sink. The row's natural LSE becomes ln(total), its sums are
+ * to be divided by sum·(1 + e^(sink - lse)), which may overflow: o is 0 then. In double, so that neither has to be in
+ * the other's range; a sink of -inf changes no bit. */
+static double join_sink(const apa_cpu_block *block, const apa_cpu_row *row, double lse, double *divisor)
+{
+    const double sink = (double)apa_call_per_head(&block->call->sinks, block->b, row->head);
+    if (sink == -INFINITY)
+        return lse;
+    const double top = sink > lse ? sink : lse, own = lse == top ? 1.0 : exp(lse - top);
+    const double total = own + (sink == top ? 1.0 : exp(sink - top));
+    *divisor *= total / own;
+    return top + log(total) + (sink != sink ? sink : 0.0);
+}
+
+/* A row that saw no key has sum 0: its output is 0 and its LSE -inf (or its sink), by selection. */
+static double finish_row(const apa_cpu_block *block, const apa_cpu_register *reg, int lane, double *divisor)
+{
+    const double sum = reg->state.sum[lane], frame = reg->state.frame[lane];
+    double lse = sum == 0.0 ? -INFINITY : (frame * (double)block->c + log2(sum)) * LN_2;
+    *divisor = sum == 0.0 ? 1.0 : sum;
+    if (block->call->sinks.dtype != APA_DTYPE_NONE)
+        lse = join_sink(block, &reg->row[lane], lse, divisor);
+    return lse;
+}
+
 static void store_register(apa_cpu_block *block, apa_cpu_register *reg)
 {
     const apa_call *call = block->call;
     float row[LARGEST_DIM], divisor[LANES];
-    for (int i = 0; i < LANES; i++)
-        divisor[i] = reg->state.sum[i] == 0.0f ? 1.0f : reg->state.sum[i];
+    double lse[LANES];
+    for (int i = 0; i < LANES; i++) {
+        double exact = 1.0;
+        lse[i] = row_is_padding(reg, i) ? 0.0 : finish_row(block, reg, i, &exact);
+        divisor[i] = (float)exact;
+    }
     for (int64_t c = 0; c < call->Dv; c++)
         for (int i = 0; i < LANES; i++)
             reg->o[c * LANES + i] /= divisor[i];
@@ -202,11 +260,8 @@ static void store_register(apa_cpu_block *block, apa_cpu_register *reg)
         for (int64_t c = 0; c < call->Dv; c++)
             row[c] = reg->o[c * LANES + i];
         block->kernels->narrow(call->out.dtype, row, call->Dv, output_row(&call->out, block->b, &reg->row[i]));
-        if (call->lse.dtype == APA_DTYPE_NONE)
-            continue;
-        const double sum = reg->state.sum[i];
-        const double lse = sum == 0.0 ? -INFINITY : ((double)reg->state.frame[i] * (double)block->c + log2(sum)) * LN_2;
-        *(float *)output_row(&call->lse, block->b, &reg->row[i]) = (float)lse;
+        if (call->lse.dtype != APA_DTYPE_NONE)
+            *(float *)output_row(&call->lse, block->b, &reg->row[i]) = (float)lse[i];
     }
 }
 

@@ -20,16 +20,35 @@ typedef struct apa_cpu_register {
     float *o;                       /* [Dvp][LANES] */
     float shift[APA_CPU_LANES];     /* q·k̄ in log2 units: what centred scores lack of the exact ones */
     apa_cpu_state state;
+    /* calls that change scores (cpu/bend.h) */
+    const char *mask_row[APA_CPU_LANES]; /* the mask's row of the lane, at key 0 */
+    float mask_slope[APA_CPU_LANES], slope[APA_CPU_LANES];
+    bool drowned; /* some row's visible mask values are all lower than INT8 estimates can tell from nothing */
 } apa_cpu_register;
+
+/* Softcap, slopes and mask of a block, see cpu/bend.h. */
+typedef struct apa_cpu_bend {
+    bool changes; /* the call changes scores: Q carries the scale, frames are natural */
+    bool every;   /* on every tile: softcap or slopes */
+    bool alibi, masked;
+    float cap;         /* 0: none */
+    uint16_t *seeing;  /* [registers][tiles]: lanes that the mask lets see some key */
+    uint16_t *bent;    /* [tiles]: registers whose scores the mask changes */
+    uint16_t *wild;    /* [tiles]: registers with a NaN or +inf (or 2^100) in the mask */
+    float *bias;       /* [TILE][LANES], of the tile and register last asked for */
+    int64_t bias_tile; /* -1: none */
+    int bias_register;
+} apa_cpu_bend;
 
 typedef struct apa_cpu_block {
     const apa_call *call;
     const apa_cpu_shape *shape;
     const apa_cpu_kernels *kernels;
-    int64_t b, kv_head;
-    int n; /* registers */
+    int64_t b, kv_head, head; /* head = b·Hkv + kv_head */
+    int n;                    /* registers */
     apa_cpu_register reg[APA_CPU_BLOCK_REGISTERS];
-    float c; /* |softmax scale|·log2 e */
+    float c; /* state frames times c are in log2 units: |softmax scale|·log2 e, log2 e where scores are natural */
+    apa_cpu_bend bend;
     /* scratch */
     float *k;          /* [TILE][Dp] */
     float *v;          /* [Dvp/8][V_BLOCK] */
@@ -49,19 +68,22 @@ void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cp
 /* How a register sees a tile. */
 typedef enum apa_cpu_view { APA_CPU_VIEW_NONE, APA_CPU_VIEW_PART, APA_CPU_VIEW_ALL } apa_cpu_view;
 
-/* For PART, *span holds the visible keys of each lane. */
-apa_cpu_view apa_cpu_register_view(const apa_cpu_register *reg, int64_t tile, apa_cpu_span *span);
+/* For PART, *span holds the keys that each lane sees by causal line and window; NONE too where a mask hides all. */
+apa_cpu_view apa_cpu_block_view(const apa_cpu_block *block, int r, int64_t tile, apa_cpu_span *span);
 
-/* Tiles that some row of the block sees: *first <= tile < *end. */
+/* Tiles that some row of the block sees by causal line and window: *first <= tile < *end. */
 void apa_cpu_block_tiles(const apa_cpu_block *block, int64_t *first, int64_t *end);
 
-/* Real lanes that see at least one key of the tile. */
-uint16_t apa_cpu_register_seeing(const apa_cpu_register *reg, int64_t tile);
+/* Real lanes of register r that see at least one key of the tile. */
+uint16_t apa_cpu_block_seeing(const apa_cpu_block *block, int r, int64_t tile);
+
+/* Does any row of the block see a key of the tile? */
+bool apa_cpu_block_sees(const apa_cpu_block *block, int64_t tile);
 
 /* Zeroes o and empties the states. */
 void apa_cpu_block_clear(apa_cpu_block *block);
 
-/* Writes outputs and LSE of all real rows from the states. */
+/* Writes outputs and LSE of all real rows from the states; sinks join here. */
 void apa_cpu_block_store(apa_cpu_block *block);
 
 #endif

@@ -5,16 +5,28 @@
  * balanced merge, relative error O(u·log n).) */
 #include "cpu/exact.h"
 
+#include "cpu/bend.h"
+
 #include <math.h>
 #include <string.h>
 
 #define LANES APA_CPU_LANES
 #define TILE APA_CPU_TILE
 
-static const char *key_row(const apa_tensor *tensor, const apa_cpu_block *block, int64_t key)
+/* Keys `from` … of a tile that lie one stride apart, into block->k and block->v. */
+static void load_run(apa_cpu_block *block, const char *k, const char *v, int64_t from, int64_t n)
 {
-    const int64_t offset = block->b * tensor->stride[0] + block->kv_head * tensor->stride[1] + key * tensor->stride[2];
-    return (const char *)tensor->data + offset * (int64_t)apa_dtype_bytes(tensor->dtype);
+    const apa_call *call = block->call;
+    const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
+    const int64_t k_bytes = (int64_t)apa_dtype_bytes(call->k.dtype), v_bytes = (int64_t)apa_dtype_bytes(call->v.dtype);
+    for (int64_t i = 0; i < n; i++) {
+        float *to = block->k + (from + i) * Dp;
+        block->kernels->widen(call->k.dtype, k + i * call->k.stride[2] * k_bytes, call->D, to);
+        memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
+        if (!block->kernels->widen_v(call->v.dtype, v + i * call->v.stride[2] * v_bytes, call->Dv, Dvp, from + i,
+                                     block->v))
+            block->v_poison |= (uint64_t)1 << (from + i);
+    }
 }
 
 void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
@@ -23,13 +35,10 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
     const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp, start = tile * TILE;
     const int64_t keys = call->Skv - start < TILE ? call->Skv - start : TILE;
     block->v_poison = 0;
-    for (int64_t key = 0; key < keys; key++) {
-        float *k = block->k + key * Dp;
-        block->kernels->widen(call->k.dtype, key_row(&call->k, block, start + key), call->D, k);
-        memset(k + call->D, 0, sizeof *k * (size_t)(Dp - call->D));
-        if (!block->kernels->widen_v(call->v.dtype, key_row(&call->v, block, start + key), call->Dv, Dvp, key,
-                                     block->v))
-            block->v_poison |= (uint64_t)1 << key;
+    for (int64_t key = 0, n; key < keys; key += n) {
+        n = apa_call_run(call, start + key, keys - key);
+        load_run(block, apa_call_key(call, &call->k, block->b, block->kv_head, start + key),
+                 apa_call_key(call, &call->v, block->b, block->kv_head, start + key), key, n);
     }
     if (keys < TILE) {
         memset(block->k + keys * Dp, 0, sizeof *block->k * (size_t)((TILE - keys) * Dp));
@@ -46,13 +55,15 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
 
 /* Values with a NaN or Inf are zero in block->v and come in here, for the lanes that see their key and for no other:
  * 0·NaN is NaN. */
-static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const float *p, int n, const apa_cpu_span *span)
+static void add_poisoned(apa_cpu_block *block, int r, int64_t tile, const float *p, int n, const apa_cpu_span *span)
 {
+    apa_cpu_register *reg = &block->reg[r];
     for (int key = 0; key < TILE; key++) {
         if ((block->v_poison >> key & 1) == 0)
             continue;
+        const uint16_t shown = apa_cpu_bend_shown(block, r, tile, key);
         for (int i = 0; i < LANES; i++) {
-            if (span != NULL && (key < span->lo[i] || key >= span->hi[i]))
+            if ((shown >> i & 1) == 0 || (span != NULL && (key < span->lo[i] || key >= span->hi[i])))
                 continue;
             for (int64_t c = 0; c < block->shape->Dvp; c++)
                 reg->o[c * LANES + i] +=
@@ -61,8 +72,8 @@ static void add_poisoned(apa_cpu_block *block, apa_cpu_register *reg, const floa
     }
 }
 
-static void panel(apa_cpu_block *block, const int *registers, int n, const apa_cpu_span *span, const bool *part,
-                  const apa_cpu_prefetch *prefetch)
+static void panel(apa_cpu_block *block, int64_t tile, const int *registers, int n, const apa_cpu_span *span,
+                  const bool *part, const apa_cpu_prefetch *prefetch)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const float *q[APA_CPU_PANEL_F32];
@@ -75,44 +86,59 @@ static void panel(apa_cpu_block *block, const int *registers, int n, const apa_c
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
+        if (apa_cpu_bends(block, registers[r], tile))
+            apa_cpu_bend_scores(block, registers[r], tile, block->s + r * LANES, n, NULL);
         if (kernels->softmax_f32(block->s + r * LANES, n, block->c, part[r] ? &span[r] : NULL, &reg->state, alpha))
             kernels->scale_lanes(reg->o, block->shape->Dvp, alpha);
     }
     kernels->pv_f32(n, block->s, block->v, block->shape->Dvp, o);
     if (block->v_poison != 0)
         for (int r = 0; r < n; r++)
-            add_poisoned(block, &block->reg[registers[r]], block->s + r * LANES, n, part[r] ? &span[r] : NULL);
+            add_poisoned(block, registers[r], tile, block->s + r * LANES, n, part[r] ? &span[r] : NULL);
 }
 
-/* K and V rows of tile `next`, in shares for `panels` panels. */
-static apa_cpu_prefetch next_rows(const apa_cpu_block *block, int64_t next, int64_t panels)
+/* K and V rows first … end-1 of the head, as far as they lie one stride apart; those on further pages are asked for
+ * here. */
+static apa_cpu_prefetch rows_ahead(const apa_cpu_block *block, int64_t first, int64_t end)
 {
     const apa_call *call = block->call;
-    const int64_t bytes = (int64_t)apa_dtype_bytes(call->k.dtype), start = next < 0 ? 0 : next * TILE;
-    const int64_t keys = next < 0 ? 0 : call->Skv - start < TILE ? call->Skv - start : TILE;
-    return (apa_cpu_prefetch){.row = {key_row(&call->k, block, start), key_row(&call->v, block, start)},
-                              .stride = {call->k.stride[2] * bytes, call->v.stride[2] * bytes},
-                              .bytes = {call->D * bytes, call->Dv * bytes},
-                              .rows = keys / panels};
+    const int64_t k_bytes = (int64_t)apa_dtype_bytes(call->k.dtype), v_bytes = (int64_t)apa_dtype_bytes(call->v.dtype);
+    apa_cpu_prefetch ahead = {.stride = {call->k.stride[2] * k_bytes, call->v.stride[2] * v_bytes},
+                              .bytes = {call->D * k_bytes, call->Dv * v_bytes}};
+    if (first >= end)
+        return ahead;
+    ahead.rows = apa_call_run(call, first, end - first);
+    ahead.row[0] = apa_call_key(call, &call->k, block->b, block->kv_head, first);
+    ahead.row[1] = apa_call_key(call, &call->v, block->b, block->kv_head, first);
+    for (int64_t key = first + ahead.rows; key < end; key++)
+        for (int set = 0; set < 2; set++) {
+            const char *row = apa_call_key(call, set == 0 ? &call->k : &call->v, block->b, block->kv_head, key);
+            for (int64_t byte = 0; byte < ahead.bytes[set]; byte += 64)
+                __builtin_prefetch(row + byte);
+        }
+    return ahead;
 }
 
 void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n, int64_t next)
 {
-    apa_cpu_prefetch prefetch = next_rows(block, next, (n + APA_CPU_PANEL_F32 - 1) / APA_CPU_PANEL_F32);
+    /* Rows of the tile to come, in as many shares as there are panels. */
+    const int64_t panels = (n + APA_CPU_PANEL_F32 - 1) / APA_CPU_PANEL_F32, rest = block->call->Skv - next * TILE;
+    const int64_t share = next < 0 ? 0 : (rest < TILE ? rest : TILE) / panels;
+    int64_t ahead = next * TILE;
     int chosen[APA_CPU_PANEL_F32];
     apa_cpu_span span[APA_CPU_PANEL_F32];
     bool part[APA_CPU_PANEL_F32];
     int count = 0;
     for (int i = 0; i < n; i++) {
-        const apa_cpu_view view = apa_cpu_register_view(&block->reg[registers[i]], tile, &span[count]);
+        const apa_cpu_view view = apa_cpu_block_view(block, registers[i], tile, &span[count]);
         if (view != APA_CPU_VIEW_NONE) {
             part[count] = view == APA_CPU_VIEW_PART;
             chosen[count++] = registers[i];
         }
         if (count == APA_CPU_PANEL_F32 || (i == n - 1 && count > 0)) {
-            panel(block, chosen, count, span, part, &prefetch);
-            for (int set = 0; set < 2; set++)
-                prefetch.row[set] += prefetch.rows * prefetch.stride[set];
+            const apa_cpu_prefetch prefetch = rows_ahead(block, ahead, ahead + share);
+            panel(block, tile, chosen, count, span, part, &prefetch);
+            ahead += share;
             count = 0;
         }
     }
@@ -196,26 +222,41 @@ static void counter_finish(apa_cpu_block *block, const apa_cpu_node *level, int6
         apa_cpu_block_clear(block);
 }
 
+/* First tile from `tile` on that some row sees; only a mask leaves out tiles between the first and the last. */
+static int64_t next_seen(const apa_cpu_block *block, int64_t tile, int64_t end)
+{
+    while (tile < end && block->bend.masked && !apa_cpu_block_sees(block, tile))
+        tile++;
+    return tile;
+}
+
 static void segment(apa_cpu_block *block, int64_t first, int64_t end)
 {
     int all[APA_CPU_BLOCK_REGISTERS];
     for (int r = 0; r < block->n; r++)
         all[r] = r;
     apa_cpu_block_clear(block);
-    for (int64_t tile = first; tile < end; tile++) {
+    for (int64_t tile = next_seen(block, first, end), next; tile < end; tile = next) {
+        next = next_seen(block, tile + 1, end);
         apa_cpu_exact_load(block, tile);
-        apa_cpu_exact_tile(block, tile, all, block->n, tile + 1 < end ? tile + 1 : -1);
+        apa_cpu_exact_tile(block, tile, all, block->n, next < end ? next : -1);
     }
+}
+
+void apa_cpu_exact_chunk_tiles(const apa_cpu_shape *shape, int64_t chunk, int64_t *start, int64_t *stop)
+{
+    const int64_t tiles = shape->chunk_segments * APA_CPU_SEGMENT_TILES;
+    *start = chunk * tiles;
+    *stop = *start + tiles < shape->tiles ? *start + tiles : shape->tiles;
 }
 
 void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node *level)
 {
-    const int64_t tiles = block->shape->chunk_segments * APA_CPU_SEGMENT_TILES;
-    const int64_t start = chunk * tiles,
-                  stop = start + tiles < block->shape->tiles ? start + tiles : block->shape->tiles;
-    int64_t first, end, count = 0;
+    int64_t start, stop, first, end, count = 0;
+    apa_cpu_exact_chunk_tiles(block->shape, chunk, &start, &stop);
     apa_cpu_block_tiles(block, &first, &end);
     end = end < stop ? end : stop;
+    apa_cpu_bend_scan(block, first > start ? first : start, end);
     for (int64_t at = start; at < end; at += APA_CPU_SEGMENT_TILES, count++) {
         const int64_t last = at + APA_CPU_SEGMENT_TILES < end ? at + APA_CPU_SEGMENT_TILES : end;
         segment(block, at > first ? at : first, last);

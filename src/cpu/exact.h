@@ -25,6 +25,9 @@ void apa_cpu_node_save(const apa_cpu_block *block, const apa_cpu_node *node);
 /* The block's states = merge(node, the block's states). An empty state changes no bit of the other. */
 void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node);
 
+/* Tiles of chunk number `chunk`: *start <= tile < *stop. */
+void apa_cpu_exact_chunk_tiles(const apa_cpu_shape *shape, int64_t chunk, int64_t *start, int64_t *stop);
+
 /* Walks chunk number `chunk` of the keys; leaves its merged state in the block. level: scratch, shape->levels nodes. */
 void apa_cpu_exact_chunk(apa_cpu_block *block, int64_t chunk, const apa_cpu_node *level);
 

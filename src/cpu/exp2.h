@@ -17,6 +17,10 @@
 #define APA_EXP2_3_C2 0x1.f00c4cp-3f
 #define APA_EXP2_3_C3 0x1.c2a216p-5f
 
+/* tanh(x) by 2^z, z = 2·log2 e·|x|; from z = 40 on it is 1 in FP32. */
+#define APA_TANH_SCALE 0x1.715476p+1f
+#define APA_TANH_HIGHEST 40.0f
+
 /* Arguments under this give 0 in every use here; clamping keeps -inf out of the range reduction. */
 #define APA_EXP2_LOWEST -200.0f
 

@@ -39,6 +39,7 @@
 typedef struct apa_cpu_walk {
     float frame[APA_CPU_LANES];     /* what cold sums, λ and o are taken against; -inf until a key was seen */
     float lambda[APA_CPU_LANES];    /* λ: sum over all tiles seen so far, hot ones included */
+    float floor[APA_CPU_LANES];     /* λ at the end is at least this: cpu/floor.h; 0: nothing known */
     float cold[APA_CPU_LANES];      /* sum over the cold tiles */
     float q_scale[APA_CPU_LANES];   /* query scale · |softmax scale| · log2 e, so score·q_scale is in log2 units */
     float error[APA_CPU_LANES];     /* bound of a score's error per unit of the tile's largest key scale */
@@ -75,6 +76,14 @@ typedef struct apa_cpu_prefetch {
     int64_t rows;
 } apa_cpu_prefetch;
 
+/* What peak() measures. */
+typedef enum apa_cpu_peak {
+    APA_CPU_PEAK_F32,      /* FP32 multiply-adds */
+    APA_CPU_PEAK_EXP2_F32, /* 2^x as softmax_f32 makes it, summed */
+    APA_CPU_PEAK_EXP2_I8,  /* 2^x as softmax_i8 makes it, packed and summed */
+    APA_CPU_PEAK_READ      /* `bytes` (a multiple of 512) at `memory` (64-byte aligned), once; rounds is not read */
+} apa_cpu_peak;
+
 typedef struct apa_cpu_kernels {
     const char *name; /* for people: "avx512vnni" */
 
@@ -96,6 +105,16 @@ typedef struct apa_cpu_kernels {
      * of two. c may not be negative. alpha[lane] = 2^((old frame - new frame)·c), 1 where it did not move. Returns true
      * when any alpha is not 1 (o must be scaled before P·V is added). */
     bool (*softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha);
+
+    /* Scores of calls that change them, one register of a panel of n in place (all but s, n and cap may be NULL):
+     *   x = s·factor[lane];  x = cap·tanh(x) where cap > 0;  x -= slope[lane]·|distance[lane] - key|;
+     *   x += bias[key][lane], and -inf whatever x was where bias is -inf.
+     * Within 4 ulp of tanh, the rest rounds as written. */
+    void (*bend)(float *s, int n, const float *factor, float cap, const float *slope, const float *distance,
+                 const float *bias);
+
+    /* lanes[key][lane] = rows[lane][key]: rows [LANES][TILE], lanes [TILE][LANES]. */
+    void (*into_lanes)(const float *rows, float *lanes);
 
     /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one
      * add. */
@@ -122,8 +141,9 @@ typedef struct apa_cpu_kernels {
     bool (*look)(apa_cpu_walk *walk, const float *maximum, float k_scale_max, float v_max, float *top);
 
     /* Adds the tile's mass (sum·2^top/255) to λ, moving the frame first where top exceeds it by more than
-     * APA_CPU_FRAME_SLACK: frame, λ, cold, skipped and skipped_v move, and o must be multiplied by alpha when MOVED is
-     * set. CANDIDATE: the mass exceeds eps·λ in some real lane. p_scale[lane] = 2^(top - frame)/255. */
+     * APA_CPU_FRAME_SLACK: frame, λ, floor, cold, skipped and skipped_v move, and o must be multiplied by alpha when
+     * MOVED is set. CANDIDATE: the mass exceeds eps·λ in some real lane, and eps·floor too. p_scale[lane] = 2^(top -
+     * frame)/255. */
     int (*judge)(apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps, float *alpha, float *p_scale);
 
     /* The second look: does the tile's mass exceed eps·λ in some real lane, with λ as it is now? p_scale as judge(). */
@@ -133,25 +153,35 @@ typedef struct apa_cpu_kernels {
     void (*pv_i8)(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale, const float *const *p_scale,
                   int64_t Dvp, float *const *o);
 
-    /* sum[i] += value[i] for i < n, in double. */
-    void (*accumulate)(double *sum, const float *value, int64_t n);
+    /* Prep reads a tile as n rows (1 … TILE) of D elements, rows[i] aligned to its element; `ahead` is NULL or TILE
+     * rows that will be read soon, whose memory is asked for on the way. */
 
-    /* Values of a tile, v [TILE][Dvp] row-major f32: per channel the scale and codes of apa_int8_quantise() over the
-     * TILE keys, codes in the layout of v8. Returns the largest |v|. */
-    float (*quantise_v)(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);
+    /* sum[d] += Σ of the rows that are wholly finite, in order, in double. Returns their number. */
+    int (*sum_k)(apa_dtype dtype, const void *const *rows, int n, int64_t D, const void *const *ahead, double *sum);
 
-    /* One key: widened from its tensor, minus mean, rotated in blocks of `block` (1: not), quantised as
-     * apa_int8_quantise(), all in f32 in this order. *sum = Σ codes. Codes D … Dp-1 are not touched. Returns false,
-     * with nothing to be relied on, when the key or its centred or rotated form is not finite. src need only be aligned
-     * to its element. */
-    bool (*quantise_k)(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
-                       float *scale, int32_t *sum);
+    /* Keys: widened, minus mean, rotated in blocks of `block` (1: not), quantised as apa_int8_quantise(), all in f32 in
+     * this order; bias as k8_bias. Codes D … Dp-1, and codes, scale and bias of the keys from n on, are 0. Returns
+     * whether every key and its centred and rotated form is finite; a key that is not has codes, scale and bias of 0.
+     */
+    bool (*quantise_k)(apa_dtype dtype, const void *const *rows, int n, int64_t D, const void *const *ahead,
+                       const float *mean, int64_t block, int8_t *k8, int32_t *bias, float *k_scale);
+
+    /* Values: per channel the scale and codes of apa_int8_quantise() over the tile's finite rows, the others and those
+     * from n on counting as zeros; codes in the layout of v8, Dvp channels (0 from Dv on). *largest: the largest |v| of
+     * the finite rows. Returns whether every row is finite. */
+    bool (*quantise_v)(apa_dtype dtype, const void *const *rows, int n, int64_t Dv, const void *const *ahead,
+                       int8_t *v8, float *v_scale, float *largest);
 
     /* Symmetric INT8 of n values exactly as apa_int8_quantise(). */
     float (*quantise_row)(const float *value, int64_t n, int8_t *code);
 
     /* Rounds n values to a tensor's dtype (f16, bf16, f32). dst need only be aligned to its element. */
     void (*narrow)(apa_dtype dtype, const float *value, int64_t n, void *dst);
+
+    /* Ceilings (apa_ceilings_measure): a loop of bare instructions in registers, or over memory, of about `rounds`
+     * steps. Return what was done: multiply-adds as two operations, values of 2^x, bytes read. */
+    double (*peak)(apa_cpu_peak what, int64_t rounds, const void *memory, int64_t bytes);
+    double (*peak_i8)(int64_t rounds);
 
     /* In place Walsh-Hadamard transform of consecutive blocks of `block` (a power of two) values, times 1/sqrt(block).
      */

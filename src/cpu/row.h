@@ -15,6 +15,9 @@
                               const apa_cpu_prefetch *prefetch);                                                       \
     bool apa_softmax_f32_##isa(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state,               \
                                float *alpha);                                                                          \
+    void apa_bend_##isa(float *s, int n, const float *factor, float cap, const float *slope, const float *distance,    \
+                        const float *bias);                                                                            \
+    void apa_into_lanes_##isa(const float *rows, float *lanes);                                                        \
     void apa_pv_f32_##isa(int n, const float *p, const float *v, int64_t Dvp, float *const *o);                        \
     void apa_scale_lanes_##isa(float *x, int64_t rows, const float *alpha);                                            \
     void apa_max_i8_##isa(const float *s, int n, const apa_cpu_span *span, float *maximum);                            \
@@ -25,28 +28,33 @@
                         float *p_scale);                                                                               \
     bool apa_judge_again_##isa(const apa_cpu_walk *walk, const float *top, const int32_t *sum, float eps,              \
                                float *p_scale);                                                                        \
-    void apa_accumulate_##isa(double *sum, const float *value, int64_t n);                                             \
-    float apa_quantise_v_##isa(const float *v, int64_t Dvp, int8_t *v8, float *v_scale);                               \
-    bool apa_quantise_k_##isa(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block,           \
-                              int8_t *code, float *scale, int32_t *sum);                                               \
+    int apa_sum_k_##isa(apa_dtype dtype, const void *const *rows, int n, int64_t D, const void *const *ahead,          \
+                        double *sum);                                                                                  \
+    bool apa_quantise_k_##isa(apa_dtype dtype, const void *const *rows, int n, int64_t D, const void *const *ahead,    \
+                              const float *mean, int64_t block, int8_t *k8, int32_t *bias, float *k_scale);            \
+    bool apa_quantise_v_##isa(apa_dtype dtype, const void *const *rows, int n, int64_t Dv, const void *const *ahead,   \
+                              int8_t *v8, float *v_scale, float *largest);                                             \
     float apa_quantise_row_##isa(const float *value, int64_t n, int8_t *code);                                         \
     void apa_narrow_##isa(apa_dtype dtype, const float *value, int64_t n, void *dst);                                  \
-    void apa_hadamard_##isa(float *value, int64_t n, int64_t block)
+    void apa_hadamard_##isa(float *value, int64_t n, int64_t block);                                                   \
+    double apa_peak_##isa(apa_cpu_peak what, int64_t rounds, const void *memory, int64_t bytes)
 
 #define APA_CPU_DECLARE_DOT(dot)                                                                                       \
     void apa_scores_i8_##dot(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,                \
                              const float *k_scale, int64_t Dp, float *s, float *maximum,                               \
                              const apa_cpu_prefetch *prefetch);                                                        \
     void apa_pv_i8_##dot(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale,                      \
-                         const float *const *p_scale, int64_t Dvp, float *const *o)
+                         const float *const *p_scale, int64_t Dvp, float *const *o);                                   \
+    double apa_peak_i8_##dot(int64_t rounds)
 
 /* The initialiser of a table, but for its name. */
 #define APA_CPU_ROW(isa, dot)                                                                                          \
     .widen = apa_widen_##isa, .widen_v = apa_widen_v_##isa, .scores_f32 = apa_scores_f32_##isa,                        \
-    .softmax_f32 = apa_softmax_f32_##isa, .pv_f32 = apa_pv_f32_##isa, .scale_lanes = apa_scale_lanes_##isa,            \
-    .scores_i8 = apa_scores_i8_##dot, .max_i8 = apa_max_i8_##isa, .softmax_i8 = apa_softmax_i8_##isa,                  \
-    .look = apa_look_##isa, .judge = apa_judge_##isa, .judge_again = apa_judge_again_##isa, .pv_i8 = apa_pv_i8_##dot,  \
-    .accumulate = apa_accumulate_##isa, .quantise_v = apa_quantise_v_##isa, .quantise_k = apa_quantise_k_##isa,        \
-    .quantise_row = apa_quantise_row_##isa, .narrow = apa_narrow_##isa, .hadamard = apa_hadamard_##isa
+    .softmax_f32 = apa_softmax_f32_##isa, .bend = apa_bend_##isa, .into_lanes = apa_into_lanes_##isa,                  \
+    .pv_f32 = apa_pv_f32_##isa, .scale_lanes = apa_scale_lanes_##isa, .scores_i8 = apa_scores_i8_##dot,                \
+    .max_i8 = apa_max_i8_##isa, .softmax_i8 = apa_softmax_i8_##isa, .look = apa_look_##isa, .judge = apa_judge_##isa,  \
+    .judge_again = apa_judge_again_##isa, .pv_i8 = apa_pv_i8_##dot, .sum_k = apa_sum_k_##isa,                          \
+    .quantise_v = apa_quantise_v_##isa, .quantise_k = apa_quantise_k_##isa, .quantise_row = apa_quantise_row_##isa,    \
+    .narrow = apa_narrow_##isa, .hadamard = apa_hadamard_##isa, .peak = apa_peak_##isa, .peak_i8 = apa_peak_i8_##dot
 
 #endif

@@ -25,9 +25,19 @@ typedef struct apa_cpu_shape {
     bool adaptive;                  /* anything but all tiles hot without smoothing */
     int64_t hadamard_block;         /* 1: no rotation */
     int64_t pool_slots;             /* stored P tiles of hot candidates, per block */
+    int64_t mean_rows;              /* kept tiles in more than one segment: rows of their means; else 0 */
+    bool masked;
 } apa_cpu_shape;
 
-void apa_cpu_shape_of(const apa_call *call, apa_cpu_shape *shape);
+/* The call's share of the work it is done together with: 1 alone, 1/n as one of n equal ones. Only how the work is cut
+ * depends on it. */
+void apa_cpu_shape_of(const apa_call *call, double share, apa_cpu_shape *shape);
+
+/* Makes *most large enough for both: scratch laid out by it serves either. */
+void apa_cpu_shape_join(apa_cpu_shape *most, const apa_cpu_shape *shape);
+
+/* Multiplications, about. */
+double apa_cpu_work_of(const apa_call *call);
 
 /* Largest power of two that divides D: the Walsh-Hadamard matrix is block diagonal with blocks of this size. */
 int64_t apa_cpu_hadamard_block(int64_t D);

@@ -54,11 +54,11 @@ static apa_status check_p_scale(const apa_recipe *r, char *message, size_t size)
                 "auto|row-tile|static (the integer product sums over the whole tile, so it takes one scale per row)");
         break;
     case APA_PV_FORMAT_E4M3:
-        if (p > APA_P_SCALE_ROW_TILE && p != APA_P_SCALE_STATIC)
-            REFUSE_WITH("p_scale", pv_knob(r), "auto|row-tile|static (E4M3 has no block scales)");
+        if (p > APA_P_SCALE_ROW_TILE && p != APA_P_SCALE_STATIC && p != APA_P_SCALE_ROW_TILE_POW2)
+            REFUSE_WITH("p_scale", pv_knob(r), "auto|row-tile|static|row-tile-pow2 (E4M3 has no block scales)");
         break;
     case APA_PV_FORMAT_NVFP4:
-        if (p == APA_P_SCALE_ROW_TILE || p == APA_P_SCALE_MX)
+        if (p == APA_P_SCALE_ROW_TILE || p == APA_P_SCALE_MX || p == APA_P_SCALE_ROW_TILE_POW2)
             REFUSE_WITH(
                 "p_scale", pv_knob(r),
                 "auto|ue4m3|pow2|static|two-level (E2M1 has 8 steps: one scale per row and tile would round most "
@@ -130,8 +130,8 @@ static apa_status check_p(const apa_recipe *r, char *message, size_t size)
         return APA_STATUS_OK;
     if (pv != APA_PV_FORMAT_NVFP4 && pv != APA_PV_FORMAT_MXFP4 && pv != APA_PV_FORMAT_E4M3)
         REFUSE_WITH("p_map", pv_knob(r), "exp, or nvfp4|mxfp4|e4m3 (codes come from thresholds on the scores)");
-    if (pv == APA_PV_FORMAT_E4M3 && r->p_scale != APA_P_SCALE_STATIC)
-        REFUSE_WITH("p_map", "p_scale", "exp, or p_scale=static");
+    if (pv == APA_PV_FORMAT_E4M3 && r->p_scale != APA_P_SCALE_STATIC && r->p_scale != APA_P_SCALE_ROW_TILE_POW2)
+        REFUSE_WITH("p_map", "p_scale", "exp, or p_scale=static|row-tile-pow2");
     if (r->p_scale == APA_P_SCALE_UE4M3 || r->p_scale == APA_P_SCALE_TWO_LEVEL)
         REFUSE_WITH("p_map", "p_scale",
                     "exp, or p_scale=pow2|static|mx (other scales need the exponential of the maximum)");

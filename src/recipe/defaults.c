@@ -146,6 +146,7 @@ static void fill_formats(apa_recipe *recipe, int64_t Skv, int64_t D)
     set_toggle(&recipe->scale_search, APA_TOGGLE_ON);
     SET(tensor_scale, APA_TENSOR_SCALE_POW2);
     SET(mx_rounding, APA_MX_ROUNDING_FLOOR);
+    set_toggle(&recipe->pow2_scales, APA_TOGGLE_OFF);
     fill_qk(recipe, D);
     fill_pv(recipe);
     fill_sums(recipe);
@@ -204,6 +205,7 @@ bool apa_recipe_beyond_walk(const apa_recipe *r, const char **knob)
          r->v_scale_granularity == APA_V_GRANULARITY_CHANNEL || r->v_scale_granularity == APA_V_GRANULARITY_BLOCK},
         {"tensor_scale", !int8 && r->tensor_scale != APA_TENSOR_SCALE_POW2},
         {"p_scale", r->p_scale >= APA_P_SCALE_STATIC},
+        {"pow2_scales", r->pow2_scales == APA_TOGGLE_ON},
         {"v_range", r->v_range != 448.0},
         {"p_sum", r->p_sum != APA_P_SUM_QUANTISED},
         {"p_map", r->p_map != APA_P_MAP_EXP},

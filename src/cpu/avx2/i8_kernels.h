@@ -141,3 +141,25 @@ void KERNEL(pv_i8)(int n, const uint8_t *const *p8, const int8_t *v8, const floa
     else if (Dvp - c == 2)
         pv_channels(2, c, n, rows, v8, offset, v_scale, p_scale, Dvp, o);
 }
+
+/* The ceiling of a step: 8 sums, operands in registers. */
+double KERNEL(peak_i8)(int64_t rounds)
+{
+    uint8_t rows[4 * LANES] __attribute__((aligned(64))), scratch[QUAD_BYTES] __attribute__((aligned(64)));
+    memset(rows, 131, sizeof rows);
+    memset(scratch, 0, sizeof scratch);
+    const row_operand row = row_load(rows_prepare(scratch, rows, 1));
+    const __m256i codes = _mm256_set1_epi8(-1);
+    __m256i sum[8];
+    for (int i = 0; i < 8; i++)
+        sum[i] = _mm256_setzero_si256();
+    for (int64_t round = 0; round < rounds; round++)
+        for (int i = 0; i < 8; i++) {
+            __m256i fresh = codes;
+            __asm__("" : "+x"(fresh)); /* or what depends on codes alone leaves the loop */
+            dot4(&sum[i], row, fresh);
+        }
+    for (int i = 0; i < 8; i++)
+        __asm__ volatile("" : : "x"(sum[i]));
+    return 2.0 * 4 * EIGHT * 8 * (double)rounds;
+}

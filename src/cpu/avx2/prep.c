@@ -4,3 +4,4 @@
 
 #define SUFFIX avx2
 #include "cpu/lanes8/prep.h"
+#include "cpu/lanes8/prep_tile.h"

@@ -123,15 +123,19 @@ APA_INLINE bool softmax_panel(float *s, int n, float c, const apa_cpu_span *span
     /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
     const __m512 base = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(frame, lowest, _CMP_NEQ_UQ), frame);
     __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int key = 0; key < TILE; key += 4)
-        for (int u = 0; u < 4; u++) {
-            float *at = s + (key + u) * n * LANES;
-            __m512 p = apa_avx512_exp2(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(at), base), scale));
+    for (int key = 0; key < TILE; key += 8) {
+        float *at = s + key * n * LANES;
+        __m512 p[8];
+        for (int u = 0; u < 8; u++)
+            p[u] = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(at + u * n * LANES), base), scale);
+        apa_avx512_exp2_of(8, p);
+        for (int u = 0; u < 8; u++) {
             if (masked)
-                p = _mm512_maskz_mov_ps(apa_avx512_visible(lo, hi, key + u), p);
-            _mm512_store_ps(at, p);
-            sum[u] = _mm512_add_ps(sum[u], p);
+                p[u] = _mm512_maskz_mov_ps(apa_avx512_visible(lo, hi, key + u), p[u]);
+            _mm512_store_ps(at + u * n * LANES, p[u]);
+            sum[u & 3] = _mm512_add_ps(sum[u & 3], p[u]);
         }
+    }
     const __m512 added = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
     _mm512_storeu_ps(state->sum, _mm512_fmadd_ps(_mm512_loadu_ps(state->sum), factor, added));
     return _mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;

@@ -61,6 +61,7 @@ int apa_judge_avx512(apa_cpu_walk *walk, const float *top, const int32_t *sum, f
         _mm512_storeu_ps(walk->frame, frame);
         _mm512_storeu_ps(alpha, factor);
         scale16(walk->lambda, factor);
+        scale16(walk->floor, factor);
         scale16(walk->cold, factor);
         scale16(walk->skipped, factor);
         scale16(walk->skipped_v, factor);
@@ -72,7 +73,7 @@ int apa_judge_avx512(apa_cpu_walk *walk, const float *top, const int32_t *sum, f
     const __m512 mass = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sum)), scale);
     const __m512 lambda = _mm512_add_ps(_mm512_loadu_ps(walk->lambda), mass);
     _mm512_storeu_ps(walk->lambda, lambda);
-    if (exceeds(walk, mass, eps, lambda))
+    if (exceeds(walk, mass, eps, _mm512_max_ps(lambda, _mm512_loadu_ps(walk->floor))))
         judged |= APA_CPU_JUDGED_CANDIDATE;
     return judged;
 }

@@ -21,6 +21,21 @@ APA_INLINE v8f v8f_exp2(v8f x)
     return v8f_mul(v8f_mul(p, power), v8f_set(0x1p-24f));
 }
 
+/* round(255·2^x), x <= 0 and finite (whatever it is in lanes that see nothing is masked afterwards).
+ *
+ * x + 1.5·2^23 has round(x) in its low bits: they become the exponent that is added to the polynomial's. Under -64
+ * every result is 0. */
+APA_INLINE v8i v8i_probability(v8f x)
+{
+    const v8f magic = v8f_set(0x1.8p23f);
+    x = v8f_max_keep_nan(v8f_set(-64.0f), x);
+    const v8f shifted = v8f_add(x, magic), r = v8f_sub(x, v8f_sub(shifted, magic));
+    v8f p = v8f_fma(v8f_set(255.0f * APA_EXP2_3_C3), r, v8f_set(255.0f * APA_EXP2_3_C2));
+    p = v8f_fma(p, r, v8f_set(255.0f * APA_EXP2_3_C1));
+    p = v8f_fma(p, r, v8f_set(255.0f));
+    return v8i_from_float(v8f_from_bits(v8i_add(v8i_from_bits(p), v8i_left(v8i_from_bits(shifted), 23))));
+}
+
 /* Lanes of a half register that see key j of the tile: lo <= j < hi. */
 APA_INLINE v8m v8_visible(v8i lo, v8i hi, int j)
 {

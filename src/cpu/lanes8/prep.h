@@ -104,15 +104,6 @@ void KERNEL(narrow)(apa_dtype dtype, const float *value, int64_t n, void *dst)
     }
 }
 
-void KERNEL(accumulate)(double *sum, const float *value, int64_t n)
-{
-    int64_t i = 0;
-    for (; i + EIGHT <= n; i += EIGHT)
-        v8f_accumulate(sum + i, v8f_load(value + i));
-    for (; i < n; i++)
-        sum[i] += value[i];
-}
-
 /* ---- INT8 ---- */
 
 APA_INLINE v8i codes8(v8f x, v8f inverse)
@@ -153,30 +144,6 @@ float KERNEL(quantise_row)(const float *value, int64_t n, int8_t *code)
         most = v8f_max_drop_nan(most, v8f_abs(load_upto8(APA_DTYPE_F32, (const char *)value, i, n)));
     int32_t sum;
     return quantise(value, n, v8f_reduce_max(most), code, &sum);
-}
-
-float KERNEL(quantise_v)(const float *v, int64_t Dvp, int8_t *v8, float *v_scale)
-{
-    v8f most = v8f_set(0.0f);
-    for (int64_t c = 0; c < Dvp; c += EIGHT) {
-        v8f amax = v8f_set(0.0f);
-        for (int key = 0; key < TILE; key++)
-            amax = v8f_max_drop_nan(amax, v8f_abs(v8f_load(v + key * Dvp + c)));
-        most = v8f_max_drop_nan(most, amax);
-        const v8m usable = v8f_ge(amax, v8f_set(APA_INT8_AMAX_MIN));
-        const v8f inverse = v8f_keep(usable, v8f_div(v8f_set(127.0f), amax));
-        v8f_store(v_scale + c, v8f_keep(usable, v8f_div(amax, v8f_set(127.0f))));
-        for (int key = 0; key < TILE; key += 4) {
-            const float *row = v + key * Dvp + c;
-            v8i packed = v8i_left(codes8(v8f_load(row + 3 * Dvp), inverse), 24);
-            for (int b = 0; b < 3; b++) {
-                const v8i code = codes8(v8f_load(row + b * Dvp), inverse);
-                packed = v8i_or(packed, v8i_left(v8i_low_byte(code), 8 * b));
-            }
-            v8i_store((int32_t *)(void *)(v8 + (key / 4 * Dvp + c) * 4), packed);
-        }
-    }
-    return v8f_reduce_max(most);
 }
 
 /* ---- rotation ---- */
@@ -275,17 +242,4 @@ APA_INLINE bool quantise_k(apa_dtype dtype, const char *src, int64_t D, const fl
         return false;
     *scale = quantise(row, D, v8f_reduce_max(most), code, sum);
     return true;
-}
-
-bool KERNEL(quantise_k)(apa_dtype dtype, const void *src, int64_t D, const float *mean, int64_t block, int8_t *code,
-                        float *scale, int32_t *sum)
-{
-    switch (dtype) {
-    case APA_DTYPE_F16:
-        return quantise_k(APA_DTYPE_F16, src, D, mean, block, code, scale, sum);
-    case APA_DTYPE_BF16:
-        return quantise_k(APA_DTYPE_BF16, src, D, mean, block, code, scale, sum);
-    default:
-        return quantise_k(APA_DTYPE_F32, src, D, mean, block, code, scale, sum);
-    }
 }

@@ -105,21 +105,6 @@ void KERNEL(max_i8)(const float *s, int n, const apa_cpu_span *span, float *maxi
     }
 }
 
-/* round(255·2^x), x <= 0 and finite (whatever it is in lanes that see nothing is masked afterwards).
- *
- * x + 1.5·2^23 has round(x) in its low bits: they become the exponent that is added to the polynomial's. Under -64
- * every result is 0. */
-APA_INLINE v8i probability(v8f x)
-{
-    const v8f magic = v8f_set(0x1.8p23f);
-    x = v8f_max_keep_nan(v8f_set(-64.0f), x);
-    const v8f shifted = v8f_add(x, magic), r = v8f_sub(x, v8f_sub(shifted, magic));
-    v8f p = v8f_fma(v8f_set(255.0f * APA_EXP2_3_C3), r, v8f_set(255.0f * APA_EXP2_3_C2));
-    p = v8f_fma(p, r, v8f_set(255.0f * APA_EXP2_3_C1));
-    p = v8f_fma(p, r, v8f_set(255.0f));
-    return v8i_from_float(v8f_from_bits(v8i_add(v8i_from_bits(p), v8i_left(v8i_from_bits(shifted), 23))));
-}
-
 APA_INLINE void softmax_i8_half(const float *s, int n, bool masked, const int32_t *lo_at, const int32_t *hi_at,
                                 v8f most, v8f scale, uint8_t *p8, int32_t *sum)
 {
@@ -129,7 +114,7 @@ APA_INLINE void softmax_i8_half(const float *s, int n, bool masked, const int32_
         v8i p[4];
         for (int j = 0; j < 4; j++) {
             const v8f below = v8f_sub(v8f_load(s + (key + j) * n * LANES), most);
-            p[j] = probability(v8f_mul(below, scale));
+            p[j] = v8i_probability(v8f_mul(below, scale));
             if (masked)
                 p[j] = v8i_keep(v8_visible(lo, hi, key + j), p[j]);
         }

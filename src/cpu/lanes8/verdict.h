@@ -65,6 +65,7 @@ APA_INLINE v8f move_walk(apa_cpu_walk *walk, int i, v8f top, v8m moves)
     const v8f factor = v8f_select(moves, v8f_exp2(v8f_sub(frame, moved)), v8f_set(1.0f));
     v8f_store(walk->frame + i, moved);
     scale8(walk->lambda + i, factor);
+    scale8(walk->floor + i, factor);
     scale8(walk->cold + i, factor);
     scale8(walk->skipped + i, factor);
     scale8(walk->skipped_v + i, factor);
@@ -88,7 +89,7 @@ int KERNEL(judge)(apa_cpu_walk *walk, const float *top, const int32_t *sum, floa
         const v8f mass = v8f_mul(v8f_from_int(v8i_load(sum + i)), scale);
         const v8f lambda = v8f_add(v8f_load(walk->lambda + i), mass);
         v8f_store(walk->lambda + i, lambda);
-        if (exceeds(walk, i, mass, eps, lambda))
+        if (exceeds(walk, i, mass, eps, v8f_max_drop_nan(lambda, v8f_load(walk->floor + i))))
             judged |= APA_CPU_JUDGED_CANDIDATE;
     }
     return judged;

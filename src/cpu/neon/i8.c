@@ -123,3 +123,18 @@ void apa_pv_i8_neon(int n, const uint8_t *const *p8, const int8_t *v8, const flo
         for (int r = 0; r < n; r++)
             pv_block(p8[r], v8 + c * 4, v_scale + c, p_scale[r], Dvp, o[r] + c * LANES);
 }
+
+/* The ceiling of sdot: 16 sums, operands in registers. */
+double apa_peak_i8_neon(int64_t rounds)
+{
+    int32x4_t sum[16];
+    const int8x16_t row = vdupq_n_s8(3), codes = vdupq_n_s8(-1);
+    for (int i = 0; i < 16; i++)
+        sum[i] = vdupq_n_s32(0);
+    for (int64_t round = 0; round < rounds; round++)
+        for (int i = 0; i < 16; i++)
+            sum[i] = vdotq_laneq_s32(sum[i], row, codes, 1);
+    for (int i = 0; i < 16; i++)
+        __asm__ volatile("" : : "w"(sum[i]));
+    return 2.0 * 16 * 16 * (double)rounds;
+}

@@ -4,3 +4,4 @@
 
 #define SUFFIX neon
 #include "cpu/lanes8/prep.h"
+#include "cpu/lanes8/prep_tile.h"

@@ -1,0 +1,7 @@
+/* Ceilings of the NEON level. The text is cpu/lanes8/peak.h; that of the INT8 products stands beside them. */
+#include "cpu/neon/neon.h"
+#include "cpu/neon/vector.h"
+
+#define SUFFIX neon
+#define KEEP(x) __asm__ volatile("" : : "w"((x).low), "w"((x).high))
+#include "cpu/lanes8/peak.h"
