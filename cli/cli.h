@@ -17,24 +17,38 @@ enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_MISUSE = 2 };
 
 /* ------------------------------------------------------------------------------- options (options.c) */
 
-enum { CLI_RUN = 1, CLI_EVAL = 2, CLI_BENCH = 4, CLI_GEN = 8, CLI_INFO = 16, CLI_SWEEP = 32 };
+enum {
+    CLI_RUN = 1,
+    CLI_EVAL = 2,
+    CLI_BENCH = 4,
+    CLI_GEN = 8,
+    CLI_INFO = 16,
+    CLI_SWEEP = 32,
+    CLI_REPORT = 64,
+    CLI_MAP = 128
+};
 
 typedef struct cli_options {
     const char *kind; /* gen KIND, or --kind */
     const char *q, *k, *v, *dump, *out, *lse, *json;
     const char *method, *compare, *engine, *layout, *out_dtype, *dtype, *shape_text, *window_text;
     const char *worst_by, *device, *csv;
+    const char *bias, *alibi, *sinks;
     double eps, scale;              /* NaN when not given */
+    double softcap;                 /* 0 when not given */
     int64_t q_offset;               /* APA_Q_OFFSET_DEFAULT when not given */
     int64_t window[2];              /* -1 = no bound */
     int64_t threads, repeats, seed; /* repeats 0 when not given */
     int64_t worst;                  /* pairs to list; 0 when not given */
     int64_t shape[7];               /* B, Hq, Hkv, Sq, Skv, D, Dv; all 0 when not given */
-    int causal, recipes, help, histogram, per_head, attribute;
+    int64_t head;                   /* -1: all */
+    int causal, recipes, help, histogram, per_head, attribute, map, ceilings;
     char **sets; /* --set key=value, split in place by cli_recipe() */
     int set_count;
     char **overs; /* --over key=v1,v2 */
     int over_count;
+    char **froms; /* --from FILE */
+    int from_count;
 } cli_options;
 
 /* Parses the arguments after the subcommand's name. Returns CLI_DONE, or CLI_MISUSE with the line printed.
@@ -67,7 +81,8 @@ int cli_recipe_set_up(const cli_options *options, const char *method, apa_recipe
 
 typedef struct cli_inputs {
     apa_array q, k, v;
-    apa_problem problem; /* inputs, masks and scale; no outputs */
+    apa_array bias, alibi, sinks; /* those that were given */
+    apa_problem problem;          /* inputs, masks and scale; no outputs */
     bool nhd;
 } cli_inputs;
 
@@ -81,11 +96,15 @@ void cli_inputs_free(cli_inputs *inputs);
  * layout. */
 int cli_output_make(const cli_inputs *inputs, apa_array_type type, int64_t last, apa_array *array, apa_tensor *tensor);
 
+/* --softcap, --bias, --alibi and --sinks: part of loading and generating inputs, once q is there (scores.c). */
+int cli_scores_load(const cli_options *options, cli_inputs *inputs);
+void cli_scores_free(cli_inputs *inputs);
+
 /* "f16", "f32", "f64", "bf16" → type; 0 if it is none of them. */
 apa_array_type cli_type(const char *name);
 
-/* (query, key) pairs that are visible, over all batches and heads. */
-double cli_visible_pairs(const apa_problem *problem);
+/* (query, key) pairs that are visible, over all batches and heads. The problem is one that a plan has taken. */
+double cli_visible_pairs(const cli_inputs *inputs);
 
 /* ------------------------------------------------------------------------------- synthetic data (synthetic.c) */
 
@@ -178,11 +197,19 @@ json_t *cli_json_cost(const apa_cost *cost);
 
 /* ------------------------------------------------------------------------------- subcommands */
 
+/* On several ranks of mpirun or srun: run and bench become apa-mpi and this does not return, or it complains
+ * (launched.c). */
+int cli_launched(int argc, char **argv);
+
 int cli_run(const cli_options *options);
 int cli_eval(const cli_options *options);
+/* What cli_eval() writes as JSON, as an array of one object a method; prints nothing. The caller owns *result. */
+int cli_eval_result(const cli_options *options, json_t **result);
 int cli_sweep(const cli_options *options);
 int cli_bench(const cli_options *options);
 int cli_gen(const cli_options *options);
 int cli_info(const cli_options *options);
+int cli_report(const cli_options *options);
+int cli_map_command(const cli_options *options);
 
 #endif

@@ -39,6 +39,24 @@ int cli_exit_code(apa_status status)
     return CLI_FAILED;
 }
 
+/* What the library calls attn_mask, alibi_slopes, sinks and softcap comes from these options. */
+static int complain_scores(const cli_options *options, const char *message, int code)
+{
+    const struct {
+        const char *name, *option, *file;
+    } of[] = {{"attn_mask: ", "--bias", options->bias},
+              {"alibi_slopes: ", "--alibi", options->alibi},
+              {"sinks: ", "--sinks", options->sinks},
+              {"softcap: ", "--softcap", ""}};
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        const size_t n = strlen(of[i].name);
+        if (of[i].file != NULL && strncmp(message, of[i].name, n) == 0)
+            return cli_complain(code, "%s: %s%s%s", of[i].option, of[i].file, of[i].file[0] == '\0' ? "" : ": ",
+                                message + n);
+    }
+    return cli_complain(code, "%s", message);
+}
+
 int cli_complain_context(const cli_options *options, const apa_context *context, apa_status status)
 {
     const char *message = apa_context_message(context), *const path[3] = {options->q, options->k, options->v};
@@ -49,7 +67,7 @@ int cli_complain_context(const cli_options *options, const apa_context *context,
             return cli_complain(cli_exit_code(status), "%s%s: %s: %s", options->dump != NULL ? "--dump " : "--",
                                 (char[2]){message[0], '\0'}, file, message + 3);
     }
-    return cli_complain(cli_exit_code(status), "%s", message);
+    return complain_scores(options, message, cli_exit_code(status));
 }
 
 /* An engine's name as this build has it. */

@@ -1,5 +1,6 @@
 /* apa eval: what a method does to the output, over every pair; one method in detail, or several in one table. */
 #include "cli.h"
+#include "verdict_map.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -23,6 +24,7 @@ typedef struct eval_state {
     int32_t tile[MAX_METHODS];
     apa_evaluation result[MAX_METHODS];
     cli_diagnosis diagnosis[MAX_METHODS];
+    cli_map map[MAX_METHODS]; /* with --map */
 } eval_state;
 
 /* "exact,apa,cold" or the one --method. */
@@ -104,7 +106,7 @@ static int evaluate(eval_state *state, int i, const apa_problem *problem)
     return status == APA_STATUS_OK ? CLI_DONE : cli_complain_context(state->options, state->context, status);
 }
 
-/* With the output and the verdict map kept for the diagnosis. */
+/* With the output and the verdicts kept for the diagnosis and the map. */
 static int evaluate_and_diagnose(eval_state *state, int i)
 {
     apa_problem problem = state->inputs.problem;
@@ -123,6 +125,9 @@ static int evaluate_and_diagnose(eval_state *state, int i)
     if (code == CLI_DONE)
         code = cli_diagnose(state->options, state->context, &problem, &state->evaluation_options.truth,
                             &state->result[i].statistics.recipe, verdicts.data, &state->diagnosis[i]);
+    if (code == CLI_DONE && state->options->map &&
+        !cli_map_make(&problem, state->tile[i], verdicts.data, CLI_MAP_CELLS / state->count, &state->map[i]))
+        code = cli_complain(CLI_FAILED, "no memory for the map");
     state->evaluation_options.verdicts = NULL;
     apa_array_free(&verdicts);
     return code;
@@ -132,8 +137,8 @@ static int evaluate_all(eval_state *state)
 {
     int code = CLI_DONE;
     for (int i = 0; i < state->count && code == CLI_DONE; i++)
-        code = cli_diagnosis_wanted(state->options) ? evaluate_and_diagnose(state, i)
-                                                    : evaluate(state, i, &state->inputs.problem);
+        code = cli_diagnosis_wanted(state->options) || state->options->map ? evaluate_and_diagnose(state, i)
+                                                                           : evaluate(state, i, &state->inputs.problem);
     return code;
 }
 
@@ -205,6 +210,8 @@ static json_t *result_json(const eval_state *state, int i)
     json_object_set_new(object, "dtype", json_string(apa_dtype_name(state->inputs.problem.q.dtype)));
     json_object_set_new(object, "recipe", cli_json_recipe(&s->recipe));
     cli_diagnosis_json(&state->diagnosis[i], object);
+    if (state->map[i].heads != NULL)
+        json_object_set_new(object, "map", cli_map_json(&state->map[i]));
     if (state->devices.count > 0) {
         json_t *costs = json_object();
         for (int j = 0; j < state->devices.count; j++) {
@@ -216,10 +223,8 @@ static json_t *result_json(const eval_state *state, int i)
     return object;
 }
 
-static json_t *to_json(const eval_state *state)
+static json_t *all_json(const eval_state *state)
 {
-    if (state->options->compare == NULL)
-        return result_json(state, 0);
     json_t *array = json_array();
     for (int i = 0; i < state->count; i++)
         json_array_append_new(array, result_json(state, i));
@@ -302,12 +307,10 @@ static void print(const eval_state *state)
     }
 }
 
-int cli_eval(const cli_options *options)
+/* Everything but output. */
+static int compute(eval_state *state)
 {
-    eval_state *state = calloc(1, sizeof *state);
-    if (state == NULL)
-        return cli_complain(CLI_FAILED, "no memory");
-    state->options = options;
+    const cli_options *options = state->options;
     int code = choose_methods(state);
     if (code == CLI_DONE)
         code = cli_diagnosis_check(options);
@@ -323,20 +326,50 @@ int cli_eval(const cli_options *options)
         code = plan_all(state);
     if (code == CLI_DONE)
         code = find_truth(state);
-    if (code == CLI_DONE)
-        code = evaluate_all(state);
-    apa_output_file files[1];
-    if (code == CLI_DONE)
-        code = cli_finish(options, to_json(state), files, 0);
-    if (code == CLI_DONE && cli_prints(options))
-        print(state);
-    for (int i = 0; i < MAX_METHODS; i++)
+    return code == CLI_DONE ? evaluate_all(state) : code;
+}
+
+static void drop(eval_state *state)
+{
+    for (int i = 0; i < MAX_METHODS; i++) {
         cli_diagnosis_free(&state->diagnosis[i]);
+        cli_map_free(&state->map[i]);
+    }
     apa_array_free(&state->out);
     cli_inputs_free(&state->inputs);
     apa_array_free(&state->truth);
     apa_array_free(&state->truth_lse);
     apa_context_destroy(state->context);
     free(state);
+}
+
+int cli_eval_result(const cli_options *options, json_t **result)
+{
+    eval_state *state = calloc(1, sizeof *state);
+    if (state == NULL)
+        return cli_complain(CLI_FAILED, "no memory");
+    state->options = options;
+    int code = compute(state);
+    if (code == CLI_DONE)
+        *result = all_json(state);
+    drop(state);
+    return code;
+}
+
+int cli_eval(const cli_options *options)
+{
+    if (options->map && options->json == NULL)
+        return cli_complain(CLI_MISUSE, "--map: found without --json FILE, where the map goes");
+    eval_state *state = calloc(1, sizeof *state);
+    if (state == NULL)
+        return cli_complain(CLI_FAILED, "no memory");
+    state->options = options;
+    int code = compute(state);
+    apa_output_file files[1];
+    if (code == CLI_DONE)
+        code = cli_finish(options, options->compare == NULL ? result_json(state, 0) : all_json(state), files, 0);
+    if (code == CLI_DONE && cli_prints(options))
+        print(state);
+    drop(state);
     return code;
 }

@@ -19,6 +19,11 @@ static const subcommand subcommands[] = {
      "a method's error over every pair, against exact attention in double"},
     {"sweep", CLI_SWEEP, cli_sweep, "apa sweep --q Q.npy --k K.npy --v V.npy --over KEY=V1,V2,... [options]",
      "error and modelled cost of methods over values of their knobs"},
+    {"report", CLI_REPORT, cli_report,
+     "apa report --dump F | --q Q --k K --v V | --from FILE.json --out R.html [options]",
+     "an evaluation or a sweep as one page: map of verdicts, errors, times"},
+    {"map", CLI_MAP, cli_map_command, "apa map --dump F | --q Q --k K --v V | --from FILE.json --out M.png [options]",
+     "which tiles were hot, cold or skipped, as a picture"},
     {"bench", CLI_BENCH, cli_bench, "apa bench --shape B,Hq,Hkv,Sq,Skv,D[,Dv] [options]",
      "time of a method and of the same engine's exact method"},
     {"gen", CLI_GEN, cli_gen, "apa gen KIND --out DIR --shape B,Hq,Hkv,Sq,Skv,D[,Dv] [options]",
@@ -54,6 +59,10 @@ static int print_help(const subcommand *command)
             printf("  %-10s %s\n", cli_synthetic_kind(i), cli_synthetic_about(i));
         printf("\n");
     }
+    if (command->mask == CLI_MAP)
+        printf("A panel a head: queries downwards, 16 a cell; keys to the right, a tile a cell. Red: hot, blue: cold, "
+               "pale\n"
+               "blue: skipped, grey: not visible. A cell is hot if a verdict of any of its rows is.\n\n");
     printf("options:\n");
     cli_options_print(command->mask);
     return CLI_DONE;
@@ -68,7 +77,8 @@ static int help(int argc, char **argv)
     }
     const subcommand *command = find(argv[0]);
     if (command == NULL)
-        return cli_complain(CLI_MISUSE, "help: \"%s\", expected run, eval, sweep, bench, gen or info", argv[0]);
+        return cli_complain(CLI_MISUSE, "help: \"%s\", expected run, eval, sweep, report, map, bench, gen or info",
+                            argv[0]);
     return print_help(command);
 }
 
@@ -87,7 +97,8 @@ static int dispatch(int argc, char **argv)
     }
     const subcommand *command = find(name);
     if (command == NULL)
-        return cli_complain(CLI_MISUSE, "\"%s\", expected run, eval, sweep, bench, gen, info or help", name);
+        return cli_complain(CLI_MISUSE, "\"%s\", expected run, eval, sweep, report, map, bench, gen, info or help",
+                            name);
     cli_options options;
     int code = cli_options_parse(&options, command->mask, argc - 2, argv + 2);
     if (code == CLI_DONE)
@@ -100,7 +111,9 @@ int main(int argc, char **argv)
 {
     /* A file size limit shall be an error of write(), after which the temporary file is removed, not a sudden death. */
     signal(SIGXFSZ, SIG_IGN);
-    int code = dispatch(argc, argv);
+    int code = cli_launched(argc, argv);
+    if (code == CLI_DONE)
+        code = dispatch(argc, argv);
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == CLI_DONE)
         code = cli_complain(CLI_FAILED, "standard output: cannot be written");
     return code;

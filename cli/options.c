@@ -11,13 +11,15 @@
 #include <string.h>
 
 enum {
-    CALLS = CLI_RUN | CLI_EVAL | CLI_BENCH | CLI_SWEEP,
+    PICTURES = CLI_REPORT | CLI_MAP,
+    CALLS = CLI_RUN | CLI_EVAL | CLI_BENCH | CLI_SWEEP | PICTURES,
     ONE = CALLS & ~CLI_SWEEP, /* of one method */
+    EVALS = CLI_EVAL | CLI_REPORT,
     FILES = CALLS | CLI_INFO,
     ALL = FILES | CLI_GEN
 };
 
-typedef enum kind { TEXT, NUMBER, INTEGER, RAISE, LOWER, SETTING, GRID, REFUSED } kind;
+typedef enum kind { TEXT, NUMBER, INTEGER, RAISE, LOWER, SETTING, GRID, SOURCE } kind;
 
 typedef struct option_row {
     const char *name, *takes; /* takes NULL: a flag */
@@ -39,13 +41,19 @@ static const option_row rows[] = {
      "axes of the arrays: heads first (default), or positions first"},
     {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_RUN, "output, .npy in q's layout"},
     {"--out", "DIR", TEXT, AT(out), 0, 0, CLI_GEN, "folder for q.npy, k.npy and v.npy; made if missing"},
+    {"--from", "FILE", SOURCE, 0, 0, 0, CLI_REPORT, "JSON of apa eval or apa sweep; repeatable; beside inputs too"},
+    {"--from", "FILE", SOURCE, 0, 0, 0, CLI_MAP, "JSON of apa eval --map, instead of inputs"},
+    {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_REPORT, "the page, .html: one file that needs no other"},
+    {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_MAP, "the picture, .png"},
+    {"--head", "N", INTEGER, AT(head), 0, INT64_MAX, CLI_MAP,
+     "one head alone (of batch b and query head h: b*Hq + h); default all"},
     {"--out-dtype", "f16|f32|f64", TEXT, AT(out_dtype), 0, 0, CLI_RUN, "type of the output; default f32"},
     {"--lse", "FILE", TEXT, AT(lse), 0, 0, CLI_RUN, "log of the sum of exponentials, .npy [B,H,S]"},
     {"--method", "NAME", TEXT, AT(method), 0, 0, ONE, "preset: apa (default), exact, cold; see apa info"},
     {"--method", "NAME,NAME...", TEXT, AT(method), 0, 0, CLI_SWEEP, "presets to vary; default apa"},
     {"--over", "KEY=V1,V2...", GRID, 0, 0, 0, CLI_SWEEP,
      "a knob and its values; repeatable: every combination; method and eps too"},
-    {"--compare", "NAME,NAME...", TEXT, AT(compare), 0, 0, CLI_EVAL, "several presets in one table, one truth"},
+    {"--compare", "NAME,NAME...", TEXT, AT(compare), 0, 0, EVALS, "several presets in one table, one truth"},
     {"--eps", "X", NUMBER, AT(eps), 0, 0, CALLS,
      "a tile is hot if a row's share of it exceeds X; default by cold format"},
     {"--set", "KEY=VALUE", SETTING, 0, 0, 0, CALLS, "one knob of the recipe; repeatable; see apa info --recipes"},
@@ -58,29 +66,33 @@ static const option_row rows[] = {
      "position of query 0 among the keys; default Skv - Sq, or the dump's"},
     {"--scale", "X", NUMBER, AT(scale), 0, 0, CALLS, "factor of the scores; default 1/sqrt(D)"},
     {"--window", "L[,R]", TEXT, AT(window_text), 0, 0, CALLS, "keys i+offset-L ... i+offset+R only; -1 is no bound"},
-    {"--softcap", "X", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
-    {"--sinks", "FILE", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
-    {"--bias", "FILE", REFUSED, 0, 0, 0, CALLS, "not supported yet by any engine of this build"},
+    {"--softcap", "X", NUMBER, AT(softcap), 0, 0, CALLS, "scores s become X*tanh(s/X), before any bias; 0 is none"},
+    {"--bias", "FILE", TEXT, AT(bias), 0, 0, CALLS,
+     "[Sq,Skv], [H,Sq,Skv] or [B,H,Sq,Skv], 1 repeats: floats are added to scores, bool true is attended"},
+    {"--alibi", "FILE", TEXT, AT(alibi), 0, 0, CALLS, "[Hq] slopes: slope*|i+offset-j| is taken off a score"},
+    {"--sinks", "FILE", TEXT, AT(sinks), 0, 0, CALLS, "[Hq] logits that join the sum of exponentials, without a value"},
     {"--shape", "B,Hq,Hkv,Sq,Skv,D[,Dv]", TEXT, AT(shape_text), 0, 0, CLI_BENCH | CLI_GEN, "sizes of synthetic inputs"},
     {"--kind", "KIND", TEXT, AT(kind), 0, 0, CLI_BENCH, "synthetic inputs: randn (default) and the others above"},
     {"--dtype", "f16|bf16|f32", TEXT, AT(dtype), 0, 0, CLI_BENCH, "type of synthetic inputs; default f16"},
     {"--dtype", "f16|f32|f64", TEXT, AT(dtype), 0, 0, CLI_GEN, "type of the arrays; default f16"},
     {"--seed", "N", INTEGER, AT(seed), 0, INT64_MAX, CLI_BENCH | CLI_GEN, "seed of synthetic inputs; default 1"},
-    {"--repeats", "N", INTEGER, AT(repeats), 1, 100000, CLI_EVAL | CLI_BENCH | CLI_SWEEP,
-     "timed runs; default 3 (eval; reference engine: 1), 7 (bench) or 1 (sweep)"},
-    {"--worst", "N", INTEGER, AT(worst), 1, 1000000, CLI_EVAL, "list the N worst pairs, taken apart"},
-    {"--worst-by", "cos|rel", TEXT, AT(worst_by), 0, 0, CLI_EVAL,
+    {"--repeats", "N", INTEGER, AT(repeats), 1, 100000, EVALS | CLI_BENCH | CLI_SWEEP,
+     "timed runs; default 3 (eval, report; reference engine: 1), 7 (bench) or 1 (sweep)"},
+    {"--ceilings", NULL, RAISE, AT(ceilings), 0, 0, CLI_BENCH,
+     "measure what the machine does at best; alone, or beside a shape or files"},
+    {"--worst", "N", INTEGER, AT(worst), 1, 1000000, EVALS, "list the N worst pairs, taken apart; report: default 20"},
+    {"--worst-by", "cos|rel", TEXT, AT(worst_by), 0, 0, EVALS,
      "worst is the lowest cosine (default) or the largest relative L2"},
-    {"--histogram", NULL, RAISE, AT(histogram), 0, 0, CLI_EVAL,
-     "all pairs by cosine and relative L2, two bins a decade"},
-    {"--per-head", NULL, RAISE, AT(per_head), 0, 0, CLI_EVAL, "error and hot share of every head"},
-    {"--attribute", NULL, RAISE, AT(attribute), 0, 0, CLI_EVAL,
+    {"--histogram", NULL, RAISE, AT(histogram), 0, 0, EVALS, "all pairs by cosine and relative L2, two bins a decade"},
+    {"--per-head", NULL, RAISE, AT(per_head), 0, 0, EVALS, "error and hot share of every head"},
+    {"--attribute", NULL, RAISE, AT(attribute), 0, 0, EVALS,
      "error by operand: Q, K, V, P and sums quantised one at a time (reference engine)"},
-    {"--device", "NAME,NAME...", TEXT, AT(device), 0, 0, CLI_EVAL | CLI_SWEEP,
-     "modelled cost on these devices, or all; sweep: default zen4,h200,rtx5090"},
+    {"--map", NULL, RAISE, AT(map), 0, 0, EVALS, "the map of verdicts in the JSON, for apa report and apa map --from"},
+    {"--device", "NAME,NAME...", TEXT, AT(device), 0, 0, EVALS | CLI_SWEEP,
+     "modelled cost on these devices, or all; sweep, report: default zen4,h200,rtx5090"},
     {"--csv", "FILE", TEXT, AT(csv), 0, 0, CLI_SWEEP, "the table as CSV; - is standard output"},
     {"--recipes", NULL, RAISE, AT(recipes), 0, 0, CLI_INFO, "all knobs: type, range, default, source"},
-    {"--json", "FILE", TEXT, AT(json), 0, 0, FILES, "the figures as JSON; - is standard output"},
+    {"--json", "FILE", TEXT, AT(json), 0, 0, FILES & ~PICTURES, "the figures as JSON; - is standard output"},
     {"--help", NULL, RAISE, AT(help), 0, 0, ALL, "this text"},
 };
 #define ROWS (sizeof rows / sizeof rows[0])
@@ -183,10 +195,13 @@ static int store(cli_options *options, const option_row *row, char *value)
             return cli_complain(CLI_MISUSE, "--over: \"%s\", expected KEY=VALUE,VALUE...", value);
         options->overs[options->over_count++] = value;
         return CLI_DONE;
-    case REFUSED:
-        break;
+    case SOURCE:
+        if (value[0] == '\0')
+            return cli_complain(CLI_MISUSE, "%s: empty, expected %s", row->name, row->takes);
+        options->froms[options->from_count++] = value;
+        return CLI_DONE;
     }
-    return cli_complain(CLI_MISUSE, "%s: %s", row->name, row->about);
+    return CLI_DONE;
 }
 
 static int parse_texts(cli_options *options)
@@ -232,8 +247,6 @@ static int parse_arguments(cli_options *options, int command, int argc, char **a
         char *value = strchr(argv[i], '=');
         if (row->takes == NULL && value != NULL)
             return cli_complain(CLI_MISUSE, "%s: takes no value, found \"%s\"", row->name, value + 1);
-        if (row->kind == REFUSED)
-            return store(options, row, NULL);
         if (row->takes != NULL && value == NULL && i + 1 == argc)
             return cli_complain(CLI_MISUSE, "%s: nothing follows, expected %s", row->name, row->takes);
         code = store(options, row, row->takes == NULL ? NULL : value != NULL ? value + 1 : argv[++i]);
@@ -251,9 +264,11 @@ int cli_options_parse(cli_options *options, int command, int argc, char **argv)
     options->window[0] = options->window[1] = -1;
     options->causal = 1;
     options->seed = 1;
+    options->head = -1;
     options->sets = calloc((size_t)argc + 1, sizeof *options->sets);
     options->overs = calloc((size_t)argc + 1, sizeof *options->overs);
-    if (options->sets == NULL || options->overs == NULL)
+    options->froms = calloc((size_t)argc + 1, sizeof *options->froms);
+    if (options->sets == NULL || options->overs == NULL || options->froms == NULL)
         return cli_complain(CLI_FAILED, "no memory for the options");
     int code = parse_arguments(options, command, argc, argv);
     return code != CLI_DONE || options->help ? code : parse_texts(options);
@@ -263,5 +278,6 @@ void cli_options_free(cli_options *options)
 {
     free(options->sets);
     free(options->overs);
-    options->sets = options->overs = NULL;
+    free(options->froms);
+    options->sets = options->overs = options->froms = NULL;
 }

@@ -15,13 +15,13 @@
 /* An output that is one of the inputs would replace it. */
 static int check_not_input(const cli_options *options, const char *option, const char *path)
 {
-    const char *const input[4] = {options->q, options->k, options->v, options->dump}, *const name[4] = {"--q", "--k",
-                                                                                                        "--v",
-                                                                                                        "--dump"};
+    const char *const input[] = {options->q,    options->k,     options->v,    options->dump,
+                                 options->bias, options->alibi, options->sinks};
+    static const char *const name[] = {"--q", "--k", "--v", "--dump", "--bias", "--alibi", "--sinks"};
     struct stat out, in;
     if (stat(path, &out) != 0 || !S_ISREG(out.st_mode))
         return CLI_DONE;
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
         if (input[i] != NULL && stat(input[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
             return cli_complain(CLI_MISUSE, "%s: %s: is the input of %s, expected another file", option, path, name[i]);
     return CLI_DONE;

@@ -37,30 +37,34 @@ endif()
 
 if(NOT apa_cuda_on)
   message(STATUS "CUDA engine: left out (APA_CUDA=${APA_CUDA})")
-  target_sources(apa_objects PRIVATE src/cuda/absent/absent.c)
+  target_sources(apa_objects PRIVATE src/cuda/absent/absent.c src/cuda/accept.c src/cuda/trait.c) # what is refused is tested everywhere
   return()
 endif()
 
 message(STATUS "CUDA engine: ${APA_NVCC}, architectures ${APA_CUDA_ARCHS}")
-file(GLOB apa_cuda_c CONFIGURE_DEPENDS src/cuda/*.c)
-file(GLOB apa_cuda_kernels CONFIGURE_DEPENDS src/cuda/warp_mma/*.cu)
-file(GLOB apa_cuda_headers CONFIGURE_DEPENDS src/cuda/*.h src/cuda/*.cuh src/cuda/warp_mma/*.cuh)
+file(GLOB apa_cuda_c CONFIGURE_DEPENDS src/cuda/*.c src/cuda/wgmma/*.c)
+file(GLOB apa_cuda_kernels CONFIGURE_DEPENDS src/cuda/warp_mma/*.cu src/cuda/wgmma/*.cu)
+file(GLOB apa_cuda_headers CONFIGURE_DEPENDS src/cuda/*.h src/cuda/*.cuh src/cuda/warp_mma/*.cuh src/cuda/wgmma/*.h src/cuda/wgmma/*.cuh)
 target_sources(apa_objects PRIVATE ${apa_cuda_c})
 target_compile_definitions(apa_objects PRIVATE APA_HAVE_CUDA=1)
 target_include_directories(apa_objects SYSTEM PRIVATE ${APA_CUDA_INCLUDE})
 
 set(apa_cuda_flags -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics
     -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
+set(apa_cuda_archs_warp_mma "")
 foreach(arch ${APA_CUDA_ARCHS})
-  list(APPEND apa_cuda_flags -gencode arch=compute_${arch},code=sm_${arch})
+  list(APPEND apa_cuda_archs_warp_mma -gencode arch=compute_${arch},code=sm_${arch})
 endforeach()
+set(apa_cuda_archs_wgmma -gencode arch=compute_90a,code=sm_90a) # these instructions are of this device alone
 set(apa_cuda_objects "")
 foreach(source ${apa_cuda_kernels})
   get_filename_component(name ${source} NAME_WE)
-  set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+  get_filename_component(family ${source} DIRECTORY)
+  get_filename_component(family ${family} NAME)
+  set(object ${CMAKE_BINARY_DIR}/cuda/${family}_${name}.o)
   add_custom_command(OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
-    COMMAND ${APA_NVCC} ${apa_cuda_flags} -c ${source} -o ${object}
+    COMMAND ${APA_NVCC} ${apa_cuda_flags} ${apa_cuda_archs_${family}} -c ${source} -o ${object}
     DEPENDS ${source} ${apa_cuda_headers} COMMENT "nvcc ${name}.cu" VERBATIM)
   list(APPEND apa_cuda_objects ${object})
 endforeach()
@@ -77,7 +81,13 @@ target_link_libraries(apa_shared PRIVATE ${APA_CUDART} ${CMAKE_DL_LIBS} rt pthre
 
 # tests/cuda/verify.c needs a device: a program to be run by hand, no test.
 if(APA_TESTS)
-  add_executable(apa_cuda_verify tests/cuda/verify.c cli/synthetic.c)
+  set(fragments ${CMAKE_BINARY_DIR}/cuda/test_fragments.o)
+  add_custom_command(OUTPUT ${fragments}
+    COMMAND ${APA_NVCC} ${apa_cuda_flags} ${apa_cuda_archs_warp_mma} -I${PROJECT_SOURCE_DIR} -c
+            ${PROJECT_SOURCE_DIR}/tests/cuda/fragments.cu -o ${fragments}
+    DEPENDS tests/cuda/fragments.cu tests/cuda/verify.h ${apa_cuda_headers} COMMENT "nvcc fragments.cu" VERBATIM)
+  set_source_files_properties(${fragments} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  add_executable(apa_cuda_verify tests/cuda/verify.c tests/cuda/codes.c cli/synthetic.c ${fragments})
   set_target_properties(apa_cuda_verify PROPERTIES OUTPUT_NAME cuda_verify)
   target_include_directories(apa_cuda_verify PRIVATE src .)
   target_include_directories(apa_cuda_verify SYSTEM PRIVATE ${APA_CUDA_INCLUDE})

@@ -20,8 +20,8 @@ set(ENV{PKG_CONFIG_LIBDIR} ${APA_AARCH64_ROOT}/usr/lib/aarch64-linux-gnu/pkgconf
 set(ENV{PKG_CONFIG_SYSROOT_DIR} ${APA_AARCH64_ROOT})
 set(CMAKE_C_FLAGS_INIT "-isystem ${APA_AARCH64_ROOT}/usr/include")
 foreach(kind EXE SHARED)
-  set(CMAKE_${kind}_LINKER_FLAGS_INIT "-Wl,-rpath-link,${APA_AARCH64_ROOT}/usr/lib/aarch64-linux-gnu")
+  set(CMAKE_${kind}_LINKER_FLAGS_INIT "-Wl,-rpath-link,${APA_AARCH64_ROOT}/usr/lib/aarch64-linux-gnu:${APA_AARCH64_ROOT}/lib/aarch64-linux-gnu")
 endforeach()
 
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -cpu ${APA_AARCH64_CPU} -L /usr/aarch64-linux-gnu
-    -E LD_LIBRARY_PATH=${APA_AARCH64_ROOT}/usr/lib/aarch64-linux-gnu)
+    -E LD_LIBRARY_PATH=${APA_AARCH64_ROOT}/usr/lib/aarch64-linux-gnu:${APA_AARCH64_ROOT}/lib/aarch64-linux-gnu)

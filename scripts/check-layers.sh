@@ -42,6 +42,7 @@ BEGIN {
     only("cpuinfo.h",     "core")
     only("cpuid.h",       "core")
     only("jansson.h",     "cli")
+    only("png.h",         "cli")
     only("immintrin.h",   "cpu/avx2 cpu/avx512")
     only("arm_neon.h",    "cpu/neon")
     n = split("cuda cuda_runtime cuda_runtime_api cuda_fp16 cuda_bf16 cuda_fp8 cuda_fp4 math_constants mma", cuda, " ")

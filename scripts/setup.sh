@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a task needs and this machine lacks.
 #
-#   scripts/setup.sh [build|test|format|ci|aarch64]     (default: build)
+#   scripts/setup.sh [build|test|python|format|ci|aarch64]     (default: build)
 #
 # What is needed is tried out (does the tool run, does the library link?), so tools and libraries from elsewhere count too,
 # and when nothing is missing nothing is asked: no apt-get, no root, no network.
@@ -42,11 +42,19 @@ need_build() {
     need libpthreadpool-dev links pthreadpool.h pthreadpool
     need libcpuinfo-dev links cpuinfo.h cpuinfo
     need libjansson-dev pkg-config --exists jansson
+    need libpng-dev pkg-config --exists libpng
 }
 
 need_test() {
     need_build
     need libcmocka-dev links_cmocka
+    need python3-venv python3 -c 'import ensurepip, venv'
+}
+
+need_python() {
+    need_compiler
+    need libpthreadpool-dev links pthreadpool.h pthreadpool
+    need libcpuinfo-dev links cpuinfo.h cpuinfo
     need python3-venv python3 -c 'import ensurepip, venv'
 }
 
@@ -67,14 +75,16 @@ need_aarch64() {
 case $task in
 build) need_build ;;
 test) need_test ;;
+python) need_python ;; # CMake and ninja come with the Python package's build
 format) need_format ;;
 aarch64) need_aarch64 ;;
 ci)
     need_test
     need_format
     need clang clang --version
+    need chromium sh -c 'command -v chromium || command -v chromium-browser || command -v google-chrome'
     ;;
-*) die "unknown task '$task', expected build, test, format, ci or aarch64" ;;
+*) die "unknown task '$task', expected build, test, python, format, ci or aarch64" ;;
 esac
 
 [ ${#missing[@]} -gt 0 ] || exit 0

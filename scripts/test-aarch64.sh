@@ -15,7 +15,8 @@ cpu_without=cortex-a72
 tests=(test_cpu_kernels_f32 test_cpu_kernels_i8 test_cpu_prep test_cpu_verdict test_cpu_levels test_context test_formats
        test_blocks)
 long_tests=(test_cpu_engine test_cpu_adaptive)
-packages=(libpthreadpool-dev libpthreadpool0 libcpuinfo-dev libcpuinfo0 libjansson-dev libjansson4 libcmocka-dev libcmocka0)
+packages=(libpthreadpool-dev libpthreadpool0 libcpuinfo-dev libcpuinfo0 libjansson-dev libjansson4 libpng-dev libpng16-16 zlib1g-dev
+          zlib1g libcmocka-dev libcmocka0)
 
 step() { printf '\n== %s (%d s so far)\n' "$1" "$SECONDS"; }
 
@@ -55,7 +56,7 @@ ctest --test-dir "$tree" -R "^($pattern)\$" -j "$(nproc)" --output-on-failure --
 emulate() {
     local as=$1 program=$2
     shift 2
-    qemu-aarch64 -cpu "$as" -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$root/usr/lib/aarch64-linux-gnu" "$tree/$program" "$@"
+    qemu-aarch64 -cpu "$as" -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$root/usr/lib/aarch64-linux-gnu:$root/lib/aarch64-linux-gnu" "$tree/$program" "$@"
 }
 emulate "$cpu" apa info | grep 'instruction set level neon$' >/dev/null || { echo "test-aarch64.sh: $cpu does not use neon" >&2; exit 1; }
 emulate "$cpu_without" apa info | grep 'instruction set level scalar$' >/dev/null ||
