@@ -37,6 +37,10 @@ int cli_launched(int argc, char **argv)
         memcpy(path + n, "-mpi", sizeof "-mpi");
         execv(path, argv); /* comes back only when there is none */
     }
-    return cli_complain(CLI_MISUSE, "%s: started on %d ranks, and %s is not there: built without MPI (APA_MPI), %s",
+    /* Every rank comes here: one speaks. */
+    if (number_of("OMPI_COMM_WORLD_RANK") + number_of("PMI_RANK") + number_of("PMIX_RANK") > 0)
+        return CLI_MISUSE;
+    return cli_complain(CLI_MISUSE,
+                        "%s: started on %d ranks, and %s cannot be started (%s): a build with MPI has it (APA_MPI)",
                         argv[1], ranks(), n > 0 ? path : "apa-mpi", strerror(errno));
 }

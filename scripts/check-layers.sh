@@ -30,8 +30,10 @@ BEGIN {
     allow("cpu",       "core formats recipe cpu")
     allow("cuda",      "core formats recipe cuda")
     allow("attention", "core formats recipe reference cpu cuda attention")
+    allow("cache",     "core formats recipe cpu attention cache")
     allow("io",        "core formats io")
     allow("eval",      "core formats recipe attention eval")
+    allow("dist",      "dist")
     allow("cli",       "cli")
     allow("include",   "")
 
@@ -41,12 +43,17 @@ BEGIN {
     only("pthreadpool.h", "core")
     only("cpuinfo.h",     "core")
     only("cpuid.h",       "core")
+    only("mpi.h",         "dist cli")
+    only("pthread.h",     "dist")
+    only("nccl.h",        "dist/nccl")
+    only("apa/dist.h",    "dist cli")
+    only("apa/dist_nccl.h", "dist/nccl")
     only("jansson.h",     "cli")
     only("png.h",         "cli")
     only("immintrin.h",   "cpu/avx2 cpu/avx512")
     only("arm_neon.h",    "cpu/neon")
     n = split("cuda cuda_runtime cuda_runtime_api cuda_fp16 cuda_bf16 cuda_fp8 cuda_fp4 math_constants mma", cuda, " ")
-    for (i = 1; i <= n; i++) only(cuda[i] ".h", "cuda cuda/warp_mma cuda/wgmma")
+    for (i = 1; i <= n; i++) only(cuda[i] ".h", "cuda cuda/warp_mma cuda/wgmma dist/nccl")
 
     libc = " assert ctype errno fcntl fenv float inttypes limits locale math sched signal stdarg stdatomic stdbool stddef stdint " \
            "stdio stdlib string strings sys/mman sys/stat sys/types sys/utsname time unistd "

@@ -45,6 +45,10 @@ src/cpu/planted.c <cuda_runtime.h>
 src/cuda/planted.cuh "cpu/kernels.h"
 src/cuda/planted.cu <omp.h>
 src/eval/planted.c <omp.h>
+src/dist/planted.c "core/call.h"
+src/dist/planted.c <cuda_runtime.h>
+src/attention/planted.c "dist/job.h"
+src/cpu/planted.c <mpi.h>
 src/unknown/planted.c "core/call.h"
 cli/planted.c "core/call.h"
 cli/planted.c "../src/core/call.h"

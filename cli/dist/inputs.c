@@ -85,8 +85,8 @@ static int map_array(const char *option, const char *path, apa_array *array, ran
     if (code == CLI_DONE)
         code = map_file(option, path, file);
     if (code == CLI_DONE)
-        array->data = (char *)file->memory + file->bytes -
-                      (size_t)array->elements * apa_dtype_bytes((apa_dtype)array->type);
+        array->data =
+            (char *)file->memory + file->bytes - (size_t)array->elements * apa_dtype_bytes((apa_dtype)array->type);
     return code;
 }
 
@@ -140,11 +140,11 @@ static void view_dump(ranks_inputs *inputs)
 
 static int refuse_scores(const cli_options *o)
 {
-    const char *option = o->softcap != 0       ? "--softcap"
-                         : o->bias != NULL     ? "--bias"
-                         : o->alibi != NULL    ? "--alibi"
-                         : o->sinks != NULL    ? "--sinks"
-                                               : NULL;
+    const char *option = o->softcap != 0    ? "--softcap"
+                         : o->bias != NULL  ? "--bias"
+                         : o->alibi != NULL ? "--alibi"
+                         : o->sinks != NULL ? "--sinks"
+                                            : NULL;
     return option == NULL ? CLI_DONE : cli_complain(CLI_MISUSE, "%s: is not distributed yet", option);
 }
 

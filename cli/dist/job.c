@@ -10,8 +10,8 @@
 /* Bytes that a rank would send: states of all rows, twice for a reduction to all, against keys. */
 static bool whole_is_cheaper(const apa_problem *p, int32_t ranks)
 {
-    const double states = (double)p->q.shape[0] * (double)p->q.shape[1] * (double)p->q.shape[2] *
-                          ((double)p->v.shape[3] + 2) * 8 * 2;
+    const double states =
+        (double)p->q.shape[0] * (double)p->q.shape[1] * (double)p->q.shape[2] * ((double)p->v.shape[3] + 2) * 8 * 2;
     const double keys = (double)p->k.shape[0] * (double)p->k.shape[1] * (double)p->k.shape[2] *
                         (double)(p->k.shape[3] + p->v.shape[3]) * (double)apa_dtype_bytes(p->k.dtype) *
                         (double)(ranks - 1) / (double)ranks;

@@ -1,5 +1,5 @@
-/* apa-mpi: apa run and apa bench under mpirun. `apa` itself links no MPI and starts this program when it finds itself on
- * several ranks. */
+/* apa-mpi: apa run and apa bench under mpirun. `apa` itself links no MPI and starts this program when it finds itself
+ * on several ranks. */
 #include "ranks.h"
 
 #include <mpi.h>

@@ -1,7 +1,7 @@
 /* apa-mpi, the commands run and bench on several ranks: what its files share.
  *
- * All ranks parse the same command line and map the same files; each reads what it owns. A stage ends with an agreement:
- * if one rank could not, all leave, and the lowest rank that could not has said why, once. */
+ * All ranks parse the same command line and map the same files; each reads what it owns. A stage ends with an
+ * agreement: if one rank could not, all leave, and the lowest rank that could not has said why, once. */
 #ifndef APA_CLI_DIST_RANKS_H
 #define APA_CLI_DIST_RANKS_H
 
@@ -12,8 +12,8 @@
 /* Options beside those of apa run and apa bench. */
 typedef struct ranks_options {
     apa_dist_exchange exchange;
-    int queries;   /* 0 auto, 1 sharded, 2 whole */
-    int no_alone;  /* bench: leave out the run of one rank */
+    int queries;  /* 0 auto, 1 sharded, 2 whole */
+    int no_alone; /* bench: leave out the run of one rank */
     double silence_s;
 } ranks_options;
 
@@ -47,7 +47,7 @@ typedef struct ranks_job {
     ranks_inputs inputs;
     apa_recipe recipe;
     apa_dist_problem part;
-    apa_array out, lse; /* of all rows, in the layout of q; pages that this rank does not write stay unused */
+    apa_array out, lse;       /* of all rows, in the layout of q; pages that this rank does not write stay unused */
     apa_dist_statistics *all; /* of all ranks */
 } ranks_job;
 

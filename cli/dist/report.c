@@ -29,8 +29,8 @@ json_t *ranks_json(const apa_dist_statistics *all, int32_t n)
             const char *key;
             double value;
         } number[] = {
-            {"total_ms", s->total_ms},       {"compute_ms", s->compute_ms}, {"pack_ms", s->pack_ms},
-            {"wait_ms", s->wait_ms},         {"transfer_ms", s->transfer_ms}, {"overlap", ranks_overlap(s)},
+            {"total_ms", s->total_ms}, {"compute_ms", s->compute_ms},   {"pack_ms", s->pack_ms},
+            {"wait_ms", s->wait_ms},   {"transfer_ms", s->transfer_ms}, {"overlap", ranks_overlap(s)},
         };
         const struct {
             const char *key;
@@ -84,8 +84,8 @@ void ranks_json_totals(json_t *object, const apa_dist_statistics *all, int32_t n
 void ranks_print(const apa_dist_statistics *all, int32_t n)
 {
     double sent = 0, f16 = 0, remote = 0, wanted = 0;
-    printf("\n%-5s %10s %10s %9s %9s %9s %8s %12s %12s %12s\n", "rank", "total ms", "compute", "pack", "wait", "transfer",
-           "overlap", "sent MB", "f16 MB", "tiles wanted");
+    printf("\n%-5s %10s %10s %9s %9s %9s %8s %12s %12s %12s\n", "rank", "total ms", "compute", "pack", "wait",
+           "transfer", "overlap", "sent MB", "f16 MB", "tiles wanted");
     for (int32_t i = 0; i < n; i++) {
         const apa_dist_statistics *s = &all[i];
         char overlap[16] = "-", tiles[32] = "-";
@@ -93,9 +93,9 @@ void ranks_print(const apa_dist_statistics *all, int32_t n)
             snprintf(overlap, sizeof overlap, "%.0f %%", 100 * ranks_overlap(s));
         if (s->remote_tiles > 0)
             snprintf(tiles, sizeof tiles, "%.1f %%", 100.0 * (double)s->wanted_tiles / (double)s->remote_tiles);
-        printf("%-5d %10.2f %10.2f %9.2f %9.2f %9.2f %8s %12.3f %12.3f %12s\n", (int)s->rank, s->total_ms, s->compute_ms,
-               s->pack_ms, s->wait_ms, s->transfer_ms, overlap, (double)s->sent * 1e-6, (double)s->sent_f16 * 1e-6,
-               tiles);
+        printf("%-5d %10.2f %10.2f %9.2f %9.2f %9.2f %8s %12.3f %12.3f %12s\n", (int)s->rank, s->total_ms,
+               s->compute_ms, s->pack_ms, s->wait_ms, s->transfer_ms, overlap, (double)s->sent * 1e-6,
+               (double)s->sent_f16 * 1e-6, tiles);
         sent += (double)s->sent;
         f16 += (double)s->sent_f16;
         remote += (double)s->remote_tiles;

@@ -1,4 +1,5 @@
-/* apa run on several ranks: every rank its rows, rank 0 the files, which appear when all is done, whole or not at all. */
+/* apa run on several ranks: every rank its rows, rank 0 the files, which appear when all is done, whole or not at all.
+ */
 #include "ranks.h"
 
 #include <inttypes.h>
@@ -21,7 +22,8 @@ static int check_options(const cli_options *o)
             code = cli_complain(CLI_MISUSE, "%s: - is for JSON alone, expected a file name", name[i]);
         for (int j = 0; j < i && code == CLI_DONE; j++)
             if (path[i] != NULL && path[j] != NULL && strcmp(path[i], path[j]) == 0)
-                code = cli_complain(CLI_MISUSE, "%s: %s: is also %s, expected different files", name[i], path[i], name[j]);
+                code =
+                    cli_complain(CLI_MISUSE, "%s: %s: is also %s, expected different files", name[i], path[i], name[j]);
     }
     return code;
 }
@@ -39,12 +41,11 @@ static json_t *to_json(const ranks_job *job)
 {
     const int32_t n = apa_dist_ranks(job->dist);
     const apa_dist_statistics *s = &job->all[0];
-    json_t *object =
-        json_pack("{s:s,s:s,s:s,s:s,s:i,s:i,s:o,s:s,s:s}", "method", s->recipe.name, "engine", s->engine, "kernel",
-                  s->kernel, "isa", apa_context_isa(job->context), "threads", (int)apa_context_threads(job->context),
-                  "ranks", (int)n, "shape", cli_json_problem_shape(&job->inputs.whole.problem), "dtype",
-                  apa_dtype_name(job->part.local.q.dtype), "queries",
-                  job->part.queries == APA_DIST_QUERIES_WHOLE ? "whole" : "sharded");
+    json_t *object = json_pack(
+        "{s:s,s:s,s:s,s:s,s:i,s:i,s:o,s:s,s:s}", "method", s->recipe.name, "engine", s->engine, "kernel", s->kernel,
+        "isa", apa_context_isa(job->context), "threads", (int)apa_context_threads(job->context), "ranks", (int)n,
+        "shape", cli_json_problem_shape(&job->inputs.whole.problem), "dtype", apa_dtype_name(job->part.local.q.dtype),
+        "queries", job->part.queries == APA_DIST_QUERIES_WHOLE ? "whole" : "sharded");
     ranks_json_totals(object, job->all, n);
     json_object_set_new(object, "per_rank", ranks_json(job->all, n));
     json_object_set_new(object, "out", json_string(job->options->out));

@@ -82,9 +82,10 @@ APA_EXPORT int64_t apa_dist_shard_rows(const apa_dist_shard *shard);
 /* ---- Attention -------------------------------------------------------------------------------------------------- */
 
 typedef enum apa_dist_queries {
-    APA_DIST_QUERIES_SHARDED = 0, /* prefill: keys come to the queries, in ranks-1 shifts; out and lse are of q's rows */
-    APA_DIST_QUERIES_WHOLE = 1    /* decode: every rank has all queries; nothing but states moves, in one reduction
-                                     whose operator is the state merge; every rank gets the result */
+    APA_DIST_QUERIES_SHARDED =
+        0,                     /* prefill: keys come to the queries, in ranks-1 shifts; out and lse are of q's rows */
+    APA_DIST_QUERIES_WHOLE = 1 /* decode: every rank has all queries; nothing but states moves, in one reduction
+                                  whose operator is the state merge; every rank gets the result */
 } apa_dist_queries;
 
 /* In which form keys and values travel. */
@@ -100,9 +101,9 @@ typedef enum apa_dist_exchange {
 
 typedef struct apa_dist_problem {
     size_t size; /* sizeof(apa_dist_problem), set by apa_dist_problem_init() */
-    /* q, k, v: what this rank holds (seq may be 0; batch, heads and dims are everywhere the same). out, lse: of the rows
-     * of q. softmax_scale, causal, window: as always; q_offset: position of query 0 of the *whole* queries among the
-     * whole keys, APA_Q_OFFSET_DEFAULT = Skv - Sq. Anything else that a problem can have is refused. */
+    /* q, k, v: what this rank holds (seq may be 0; batch, heads and dims are everywhere the same). out, lse: of the
+     * rows of q. softmax_scale, causal, window: as always; q_offset: position of query 0 of the *whole* queries among
+     * the whole keys, APA_Q_OFFSET_DEFAULT = Skv - Sq. Anything else that a problem can have is refused. */
     apa_problem local;
     int64_t Sq, Skv; /* of the whole */
     apa_dist_queries queries;

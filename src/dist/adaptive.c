@@ -1,14 +1,14 @@
 /* The exchange of codes: every key comes as INT8 first, and in exact form where it matters.
  *
- *   own runs → codes;  reaches of all ranks (can INT8 judge these scores at all?);  means of all tiles (ahead.c)
+ *   own runs → codes;  reaches of all ranks (can INT8 judge these scores at all?);  means of all tiles (bound.c)
  *   shift 1 begins; own keys, which are exact, by the recipe
  *   for every unit u (a run of another rank):
  *       attention to its codes, tiles judged (walk.c)       codes of the next shift and tiles of u-1 are under way
  *       list of hot tiles goes out; tiles that others want of u-1 go out; exact tiles of u-2 are taken
  *
  * A rank knows the sums of a row over all keys that it has met so far, its own first, and a lower bound over those to
- * come, and judges against both. That is at most the sum over all keys, so what is hot against all keys is hot here, and
- * some more. */
+ * come, and judges against both. That is at most the sum over all keys, so what is hot against all keys is hot here,
+ * and some more. */
 #include "dist/walk.h"
 
 #include <math.h>
@@ -32,10 +32,10 @@ static void rotate_queries(apa_dist_job *job, apa_dist_reach *reach)
     for (int64_t head = 0; head < c->B * c->Hq; head++)
         for (int32_t r = 0; r < c->q.count; r++)
             for (int64_t i = 0; i < c->q.run[r].count; i++, to += c->D) {
-                const char *row = (const char *)job->q.data +
-                                  (head / c->Hq * job->q.stride[0] + head % c->Hq * job->q.stride[1] +
-                                   (c->q.run[r].at + i) * job->q.stride[2]) *
-                                      job->element;
+                const char *row =
+                    (const char *)job->q.data + (head / c->Hq * job->q.stride[0] + head % c->Hq * job->q.stride[1] +
+                                                 (c->q.run[r].at + i) * job->q.stride[2]) *
+                                                    job->element;
                 float sum = 0.0f, top = 0.0f;
                 if (!apa_dist_widen(job->q.dtype, row, c->D, to))
                     reach->unbounded = 1;
@@ -134,21 +134,17 @@ static apa_status run_units(apa_dist_walk *walk, apa_dist_traffic *traffic)
 static apa_status exchange(apa_dist_job *job, apa_dist_traffic *traffic)
 {
     apa_dist_walk walk;
-    apa_dist_ahead ahead;
-    apa_status status = apa_dist_ahead_make(job, &ahead);
+    apa_status status = apa_dist_walk_make(job, &walk); /* gathers, so before anything long is on its way */
     if (status != APA_STATUS_OK)
         return status;
     status = apa_dist_traffic_begin(traffic, 1);
     if (status == APA_STATUS_OK)
         status = apa_dist_attend_own(job);
-    if (status == APA_STATUS_OK)
-        status = apa_dist_walk_make(job, &ahead, &walk);
     if (status == APA_STATUS_OK) {
         meet_own(job);
         status = run_units(&walk, traffic);
-        apa_dist_walk_free(&walk);
     }
-    apa_dist_ahead_free(&ahead);
+    apa_dist_walk_free(&walk);
     return status;
 }
 

@@ -116,8 +116,8 @@ static uint64_t hash_queries(const apa_tensor *q)
     const int64_t element = (int64_t)apa_dtype_bytes(q->dtype);
     for (int64_t row = 0; row < q->shape[0] * q->shape[1] * q->shape[2]; row++) {
         const int64_t s = row % q->shape[2], h = row / q->shape[2] % q->shape[1], b = row / q->shape[2] / q->shape[1];
-        const unsigned char *byte = (const unsigned char *)q->data +
-                                    (b * q->stride[0] + h * q->stride[1] + s * q->stride[2]) * element;
+        const unsigned char *byte =
+            (const unsigned char *)q->data + (b * q->stride[0] + h * q->stride[1] + s * q->stride[2]) * element;
         for (int64_t i = 0; i < q->shape[3] * element; i += 2)
             hash = (hash ^ (uint64_t)(byte[i] | byte[i + 1] << 8)) * 0x100000001b3u;
     }
@@ -249,7 +249,8 @@ static apa_status compare(apa_dist *dist, const apa_dist_card *a, const apa_dist
     const struct {
         const char *name;
         int32_t a, b;
-    } type[] = {{"inputs", a->dtype, b->dtype}, {"out", a->out_dtype, b->out_dtype}, {"lse", a->lse_dtype, b->lse_dtype}};
+    } type[] = {
+        {"inputs", a->dtype, b->dtype}, {"out", a->out_dtype, b->out_dtype}, {"lse", a->lse_dtype, b->lse_dtype}};
     for (size_t i = 0; i < sizeof type / sizeof type[0]; i++)
         if (type[i].a != type[i].b)
             return apa_dist_fail(dist, APA_STATUS_INVALID_ARGUMENT, "rank %d: %s of dtype %s, rank 0 has %s", (int)rank,

@@ -4,9 +4,10 @@
  * double, tile by tile, over keys that are wholly finite; centred keys rotated by a block-diagonal Walsh-Hadamard
  * matrix; one scale per key; V with one scale per tile and channel. Tiles begin at the run's first key.
  *
- * What comes out of the codes again is code·scale in FP32. Quantised once more by an engine (no mean, no rotation, tiles
- * at the same keys) it gives the same codes: the largest of a block has the code 127, so the scale comes out as it was,
- * to a rounding of FP32. So an engine that is given these values walks the tiles as it would have walked its own.
+ * What comes out of the codes again is code·scale in FP32. Quantised once more by an engine (no mean, no rotation,
+ * tiles at the same keys) it gives the same codes: the largest of a block has the code 127, so the scale comes out as
+ * it was, to a rounding of FP32. So an engine that is given these values walks the tiles as it would have walked its
+ * own.
  *
  * A packed run holds for every (batch, KV head), 64-byte aligned:
  *   float mean[D]   (rotated)   float k_scale[keys]   float v_scale[tiles][Dv]   uint8 poisoned[tiles]

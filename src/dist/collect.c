@@ -17,8 +17,9 @@ static void copy_rows(const apa_tensor *tensor, int64_t at, int64_t count, char 
     const int64_t element = (int64_t)apa_dtype_bytes(tensor->dtype), bytes = tensor->shape[3] * element;
     for (int64_t row = 0; row < tensor->shape[0] * tensor->shape[1] * count; row++, packed += bytes) {
         const int64_t head = row / count, b = head / tensor->shape[1], h = head % tensor->shape[1];
-        char *there = (char *)tensor->data +
-                      (b * tensor->stride[0] + h * tensor->stride[1] + (at + row % count) * tensor->stride[2]) * element;
+        char *there =
+            (char *)tensor->data +
+            (b * tensor->stride[0] + h * tensor->stride[1] + (at + row % count) * tensor->stride[2]) * element;
         memcpy(to_tensor ? there : packed, to_tensor ? packed : there, (size_t)bytes);
     }
 }
@@ -28,8 +29,8 @@ static apa_status move_run(const gathering *g, int32_t owner, const apa_dist_run
                            const apa_tensor *whole)
 {
     const int32_t rank = apa_dist_rank(g->dist);
-    const int64_t bytes = part->shape[0] * part->shape[1] * run->count * part->shape[3] *
-                          (int64_t)apa_dtype_bytes(part->dtype);
+    const int64_t bytes =
+        part->shape[0] * part->shape[1] * run->count * part->shape[3] * (int64_t)apa_dtype_bytes(part->dtype);
     if (bytes == 0 || (rank != owner && rank != g->root))
         return APA_STATUS_OK;
     char *packed = malloc((size_t)bytes);
@@ -39,8 +40,11 @@ static apa_status move_run(const gathering *g, int32_t owner, const apa_dist_run
         copy_rows(part, run->at, run->count, packed, false);
     apa_status status = APA_STATUS_OK;
     if (owner != g->root) {
-        apa_dist_op op = {.kind = rank == owner ? APA_DIST_OP_SEND : APA_DIST_OP_RECEIVE, .data = packed,
-                          .bytes = bytes, .peer = rank == owner ? g->root : owner, .tag = APA_DIST_TAG_ROWS};
+        apa_dist_op op = {.kind = rank == owner ? APA_DIST_OP_SEND : APA_DIST_OP_RECEIVE,
+                          .data = packed,
+                          .bytes = bytes,
+                          .peer = rank == owner ? g->root : owner,
+                          .tag = APA_DIST_TAG_ROWS};
         if (apa_dist_wire_do(g->dist->wire, &op, "rows of the output", NULL) != APA_STATUS_OK)
             return apa_dist_lost(g->dist); /* packed stays MPI's */
     }
@@ -84,9 +88,9 @@ apa_status apa_dist_collect(apa_dist *dist, const apa_dist_problem *problem, int
         code = 1;
     apa_status status = apa_dist_agree(dist, code, &largest);
     if (status == APA_STATUS_OK && largest != 0)
-        status = apa_dist_fail(dist, APA_STATUS_INVALID_ARGUMENT,
-                               "collect: root %d, expected a rank whose tensors have the whole output's shape and dtype",
-                               (int)root);
+        status = apa_dist_fail(
+            dist, APA_STATUS_INVALID_ARGUMENT,
+            "collect: root %d, expected a rank whose tensors have the whole output's shape and dtype", (int)root);
     if (status == APA_STATUS_OK && apa_dist_wire_enter(dist->wire) != APA_STATUS_OK)
         status = apa_dist_lost(dist);
     if (status != APA_STATUS_OK) {

@@ -68,8 +68,8 @@ apa_status apa_dist_create(apa_dist **dist, const void *communicator, const apa_
     apa_dist_options_init(&chosen);
     if (options != NULL)
         chosen = *options;
-    apa_status status = apa_dist_wire_open(&made->wire, communicator, chosen.silence_s, chosen.lost, chosen.user, message,
-                                           message_size);
+    apa_status status = apa_dist_wire_open(&made->wire, communicator, chosen.silence_s, chosen.lost, chosen.user,
+                                           message, message_size);
     if (status != APA_STATUS_OK) {
         free(made);
         return status;
@@ -209,8 +209,16 @@ apa_status apa_dist_attention(apa_dist *dist, apa_context *context, const apa_di
         return apa_dist_fail(dist, APA_STATUS_INVALID_ARGUMENT, "recipe, call or statistics: not set up by its init");
     const double start = apa_dist_now_ms();
     const apa_problem *p = &problem->local;
-    apa_dist_job job = {.dist = dist, .wire = dist->wire, .context = context, .problem = problem, .q = p->q, .k = p->k,
-                        .v = p->v, .out = p->out, .lse = p->lse, .statistics = &local};
+    apa_dist_job job = {.dist = dist,
+                        .wire = dist->wire,
+                        .context = context,
+                        .problem = problem,
+                        .q = p->q,
+                        .k = p->k,
+                        .v = p->v,
+                        .out = p->out,
+                        .lse = p->lse,
+                        .statistics = &local};
     if (apa_dist_wire_enter(dist->wire) != APA_STATUS_OK)
         return apa_dist_lost(dist);
     local.rank = job.rank = apa_dist_rank(dist);

@@ -20,8 +20,8 @@ static char *pack(char *to, const apa_tensor *tensor, int64_t at, int64_t count)
     const int64_t element = (int64_t)apa_dtype_bytes(tensor->dtype), bytes = tensor->shape[3] * element;
     for (int64_t head = 0; head < tensor->shape[0] * tensor->shape[1]; head++) {
         const int64_t b = head / tensor->shape[1], h = head % tensor->shape[1];
-        const char *from =
-            (const char *)tensor->data + (b * tensor->stride[0] + h * tensor->stride[1] + at * tensor->stride[2]) * element;
+        const char *from = (const char *)tensor->data +
+                           (b * tensor->stride[0] + h * tensor->stride[1] + at * tensor->stride[2]) * element;
         for (int64_t i = 0; i < count; i++, to += bytes, from += tensor->stride[2] * element)
             memcpy(to, from, (size_t)bytes);
     }

@@ -240,9 +240,9 @@ static apa_status add_tiles(apa_dist_job *job, apa_dist_unit *unit, const apa_di
     apa_tensor v = apa_tensor_hnd(unit->in + place + keys * c->D * job->element, dtype, count, 1, keys, c->Dv);
     k.stride[0] = v.stride[0] = keys * (c->D + c->Dv);
     apa_statistics ignored;
-    apa_status status = apa_dist_attend(job, &q, q_run->first + hot->from, &k, &v,
-                                        run->first + (int64_t)hot->tile * APA_DIST_TILE, count == 1, exact, NULL,
-                                        &ignored);
+    apa_status status =
+        apa_dist_attend(job, &q, q_run->first + hot->from, &k, &v, run->first + (int64_t)hot->tile * APA_DIST_TILE,
+                        count == 1, exact, NULL, &ignored);
     const double start = apa_dist_now_ms();
     for (int64_t t = 0; t < count && status == APA_STATUS_OK; t++)
         for (int64_t g = 0; g < job->G; g++)

@@ -26,11 +26,11 @@ typedef struct apa_dist_hot {
 } apa_dist_hot;
 
 typedef struct apa_dist_unit {
-    int32_t shift, run;       /* of the other rank */
-    int32_t from, to;         /* the rank that is read, the rank that reads */
-    bool reads, is_read;      /* which of the two roles there are: other.run is needed here, own.run is needed there */
-    uint8_t *want, *asked;    /* bits: mine, the other's */
-    char *in, *out;           /* tiles */
+    int32_t shift, run;    /* of the other rank */
+    int32_t from, to;      /* the rank that is read, the rank that reads */
+    bool reads, is_read;   /* which of the two roles there are: other.run is needed here, own.run is needed there */
+    uint8_t *want, *asked; /* bits: mine, the other's */
+    char *in, *out;        /* tiles */
     apa_dist_op list_out, list_in, tiles_in, tiles_out;
     apa_dist_hot *hot;
     int64_t hot_count, hot_room;

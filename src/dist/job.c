@@ -232,8 +232,8 @@ apa_status apa_dist_finish(apa_dist_job *job)
     apa_status status = APA_STATUS_OK;
     for (int32_t i = 0; i < c->q.count && status == APA_STATUS_OK; at += c->q.run[i].count, i++) {
         const apa_dist_run *run = &c->q.run[i];
-        apa_tensor a = apa_tensor_hnd(job->state + at * width + APA_DIST_ROW_HEAD, APA_DTYPE_F64, c->B, c->Hq,
-                                      run->count, c->Dv);
+        apa_tensor a =
+            apa_tensor_hnd(job->state + at * width + APA_DIST_ROW_HEAD, APA_DTYPE_F64, c->B, c->Hq, run->count, c->Dv);
         apa_tensor a_lse = apa_tensor_hnd(job->state + at * width, APA_DTYPE_F64, c->B, c->Hq, run->count, 1);
         apa_tensor b = apa_tensor_hnd(zeros, APA_DTYPE_F32, c->B, c->Hq, run->count, c->Dv);
         apa_tensor b_lse = apa_tensor_hnd(&nothing, APA_DTYPE_F32, c->B, c->Hq, run->count, 1);
@@ -254,6 +254,5 @@ apa_status apa_dist_finish(apa_dist_job *job)
         free(lse_memory);
         lse_memory = NULL;
     }
-    return status == APA_STATUS_OK ? status
-                                   : apa_dist_fail(job->dist, status, "%s", apa_context_message(job->context));
+    return status == APA_STATUS_OK ? status : apa_dist_fail(job->dist, status, "%s", apa_context_message(job->context));
 }

@@ -42,15 +42,15 @@ typedef struct apa_dist_job {
     const apa_dist_card *mine;
     int64_t G, element; /* query heads per KV head; bytes */
     const char *engine;
-    apa_recipe recipe; /* resolved for the whole problem */
-    int64_t rows;      /* of this rank's queries, run after run */
-    int64_t width;     /* of a row's state */
-    double *state;     /* [B][Hq][rows][width] */
+    apa_recipe recipe;          /* resolved for the whole problem */
+    int64_t rows;               /* of this rank's queries, run after run */
+    int64_t width;              /* of a row's state */
+    double *state;              /* [B][Hq][rows][width] */
     float *out_part, *lse_part; /* what one engine call gives: [part_rows][Dv], [part_rows] */
     int64_t part_rows;
     /* Exchange codes alone. */
-    float *rotated;    /* [B][Hq][rows][D]: queries in FP32, as the codes' keys are */
-    double *known;     /* [B][Hq][rows][2]: frame and sum of all that a row has met, in whatever form */
+    float *rotated; /* [B][Hq][rows][D]: queries in FP32, as the codes' keys are */
+    double *known;  /* [B][Hq][rows][2]: frame and sum of all that a row has met, in whatever form */
     apa_dist_statistics *statistics;
 } apa_dist_job;
 

@@ -88,8 +88,11 @@ apa_status apa_dist_traffic_begin(apa_dist_traffic *traffic, int32_t shift)
         if (!apa_dist_needs(job, to, job->rank, i))
             continue;
         apa_dist_op *op = &traffic->out_op[shift % 2][i];
-        *op = (apa_dist_op){.kind = APA_DIST_OP_SEND, .data = apa_dist_traffic_own(traffic, i),
-                            .bytes = traffic->run_bytes(job, keys), .peer = to, .tag = APA_DIST_TAG_KEYS};
+        *op = (apa_dist_op){.kind = APA_DIST_OP_SEND,
+                            .data = apa_dist_traffic_own(traffic, i),
+                            .bytes = traffic->run_bytes(job, keys),
+                            .peer = to,
+                            .tag = APA_DIST_TAG_KEYS};
         job->statistics->sent += op->bytes;
         job->statistics->sent_f16 += c->B * c->Hkv * keys * (c->D + c->Dv) * 2;
         status = apa_dist_wire_post(job->wire, op);
@@ -99,8 +102,11 @@ apa_status apa_dist_traffic_begin(apa_dist_traffic *traffic, int32_t shift)
         if (!apa_dist_needs(job, job->rank, from, i))
             continue;
         apa_dist_op *op = &traffic->in_op[shift % 2][i];
-        *op = (apa_dist_op){.kind = APA_DIST_OP_RECEIVE, .data = at, .bytes = traffic->run_bytes(job, keys),
-                            .peer = from, .tag = APA_DIST_TAG_KEYS};
+        *op = (apa_dist_op){.kind = APA_DIST_OP_RECEIVE,
+                            .data = at,
+                            .bytes = traffic->run_bytes(job, keys),
+                            .peer = from,
+                            .tag = APA_DIST_TAG_KEYS};
         at += room(traffic, keys);
         job->statistics->received += op->bytes;
         status = apa_dist_wire_post(job->wire, op);

@@ -21,8 +21,8 @@ typedef int64_t (*apa_dist_run_bytes)(const apa_dist_job *job, int64_t keys);
 typedef struct apa_dist_traffic {
     apa_dist_job *job;
     apa_dist_run_bytes run_bytes;
-    char *own;                             /* this rank's runs, packed one after the other */
-    char *in[2];                           /* the shift that is worked on, and the next one */
+    char *own;   /* this rank's runs, packed one after the other */
+    char *in[2]; /* the shift that is worked on, and the next one */
     apa_dist_op out_op[2][APA_DIST_RUNS], in_op[2][APA_DIST_RUNS];
 } apa_dist_traffic;
 

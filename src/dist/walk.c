@@ -1,12 +1,17 @@
 /* The walk over codes. See walk.h. */
 #include "dist/walk.h"
 
+#include "dist/bound.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define VERDICT_BYTES ((int64_t)128 << 20) /* of one engine call */
 #define TILES_AT_ONCE 16
+#define GUESS_MARGIN 1.25
+#define JUDGED_ROWS                                                                                                    \
+    3072 /* query heads × positions of an engine call: enough that its prep of the run is a few percent */
 
 /* One engine call: rows from … from+n-1 of a run of queries, all query heads of a KV head, against a run of codes. */
 typedef struct part {
@@ -16,18 +21,18 @@ typedef struct part {
     int64_t head, batch, kv_head;
     int64_t at, from, n; /* among the rank's rows; in the run of queries */
     int64_t tiles;
-    apa_tensor q;               /* rotated, [1, G, n, D] */
+    apa_tensor q; /* rotated, [1, G, n, D] */
     const apa_dist_codes *codes;
     bool any_poison; /* some tile of the head */
+    double guess;    /* of the largest share of the run in a row */
 } part;
 
-apa_status apa_dist_walk_make(apa_dist_job *job, apa_dist_ahead *ahead, apa_dist_walk *walk)
+apa_status apa_dist_walk_make(apa_dist_job *job, apa_dist_walk *walk)
 {
     const apa_dist_card *c = job->mine;
     int64_t keys = 0;
     memset(walk, 0, sizeof *walk);
     walk->job = job;
-    walk->ahead = ahead;
     walk->on_codes = job->recipe;
     walk->on_codes.smooth_k = APA_TOGGLE_OFF;
     walk->on_codes.hadamard = APA_TOGGLE_OFF;
@@ -51,12 +56,17 @@ apa_status apa_dist_walk_make(apa_dist_job *job, apa_dist_ahead *ahead, apa_dist
     walk->offset = malloc(rows * sizeof(double));
     walk->met = malloc(rows * sizeof(double));
     walk->mask = malloc((size_t)job->G * sizeof *walk->mask);
-    if (walk->k != NULL && walk->v != NULL && walk->verdicts != NULL && walk->offset != NULL && walk->met != NULL &&
-        walk->mask != NULL)
-        return APA_STATUS_OK;
-    apa_dist_walk_free(walk);
-    return apa_dist_fail(job->dist, APA_STATUS_OUT_OF_MEMORY, "rank %d: no memory for a walk over codes",
-                         (int)job->rank);
+    walk->sure = malloc((size_t)(c->B * c->Hq * job->rows) * sizeof *walk->sure + 1);
+    apa_status status = APA_STATUS_OK;
+    if (walk->k == NULL || walk->v == NULL || walk->verdicts == NULL || walk->offset == NULL || walk->met == NULL ||
+        walk->mask == NULL || walk->sure == NULL)
+        status = apa_dist_fail(job->dist, APA_STATUS_OUT_OF_MEMORY, "rank %d: no memory for a walk over codes",
+                               (int)job->rank);
+    if (status == APA_STATUS_OK)
+        status = apa_dist_bound_find(job, walk->sure);
+    if (status != APA_STATUS_OK)
+        apa_dist_walk_free(walk);
+    return status;
 }
 
 void apa_dist_walk_free(apa_dist_walk *walk)
@@ -67,6 +77,7 @@ void apa_dist_walk_free(apa_dist_walk *walk)
     free(walk->offset);
     free(walk->met);
     free(walk->mask);
+    free(walk->sure);
 }
 
 /* ------------------------------------------------------------------------------- candidates */
@@ -88,8 +99,7 @@ static bool is_candidate(const apa_dist_walk *walk, const part *p, int64_t i, in
 /* Does row `at` of the part leave the tile to the exact pass? */
 static bool leaves(const apa_dist_walk *walk, const part *p, int64_t at, int64_t tile, float lse)
 {
-    return lse != -INFINITY &&
-           (p->codes->poisoned[tile] || walk->verdicts[at * p->tiles + tile] == APA_VERDICT_HOT);
+    return lse != -INFINITY && (p->codes->poisoned[tile] || walk->verdicts[at * p->tiles + tile] == APA_VERDICT_HOT);
 }
 
 /* Is the tile hot: does it hold more than eps of some row of the block? */
@@ -99,8 +109,7 @@ static bool is_hot(const apa_dist_walk *walk, const part *p, int64_t i, int64_t 
         for (int64_t row = 0; row < rows; row++) {
             const int64_t at = g * p->n + i + row;
             const double share = (double)lse[g * rows + row] + walk->offset[at] - walk->met[at];
-            if (leaves(walk, p, at, tile, lse[g * rows + row]) &&
-                (p->codes->poisoned[tile] || share > walk->threshold))
+            if (leaves(walk, p, at, tile, lse[g * rows + row]) && (p->codes->poisoned[tile] || share > walk->threshold))
                 return true;
         }
     return false;
@@ -147,10 +156,10 @@ static apa_status judge(apa_dist_walk *walk, const part *p, int64_t i, int64_t r
     const double start = apa_dist_now_ms();
     for (int64_t t = 0; t < count && status == APA_STATUS_OK; t++) {
         const int64_t at = t * job->G * rows;
-        const int64_t taken = take_out(walk, p, i, rows, tile + t, job->lse_part + at, job->out_part + at * c->Dv,
-                                       walk->mask);
-        const apa_dist_hot hot = {(int32_t)p->head, (int32_t)(tile + t), p->q_index, (int32_t)rows, p->from + i,
-                                  p->at + i,        0};
+        const int64_t taken =
+            take_out(walk, p, i, rows, tile + t, job->lse_part + at, job->out_part + at * c->Dv, walk->mask);
+        const apa_dist_hot hot = {(int32_t)p->head, (int32_t)(tile + t), p->q_index, (int32_t)rows,
+                                  p->from + i,      p->at + i,           0};
         job->statistics->hot += taken;
         if (taken > 0)
             status = apa_dist_unit_note(job, p->unit, hot, walk->mask);
@@ -211,28 +220,69 @@ static void add(apa_dist_walk *walk, const part *p)
             apa_dist_row_add(job->state + (head * job->rows + p->at + i) * job->width, job->width, lse,
                              job->out_part + at * c->Dv, 1.0);
             apa_dist_row_add(known, APA_DIST_ROW_HEAD, lse, &nothing, 1.0);
-            double met[APA_DIST_ROW_HEAD] = {known[0], known[1]};
-            apa_dist_row_add(met, APA_DIST_ROW_HEAD, apa_dist_ahead_lse(walk->ahead, head * job->rows + p->at + i),
-                             &nothing, 1.0);
-            walk->met[at] = apa_dist_row_lse(met);
+            const double met = apa_dist_row_lse(known), sure = walk->sure[head * job->rows + p->at + i];
+            walk->met[at] = met < sure ? sure : met;
             if (!(lse - walk->met[at] > walk->threshold))
                 walk->met[at] = INFINITY;
         }
     job->statistics->pack_ms += apa_dist_now_ms() - start;
 }
 
-static apa_status walk_part(apa_dist_walk *walk, const part *p)
+/* Largest share that the whole run has in a row of the part, by the engine's result; at most 1. */
+static double largest_share(const apa_dist_walk *walk, const part *p)
+{
+    const apa_dist_job *job = walk->job;
+    const apa_dist_card *c = job->mine;
+    const float nothing = 0.0f;
+    double most = 0.0;
+    for (int64_t at = 0; at < job->G * p->n; at++) {
+        const int64_t g = at / p->n, i = at % p->n;
+        const int64_t row = (p->batch * c->Hq + p->kv_head * job->G + g) * job->rows + p->at + i;
+        const float *q = (const float *)p->q.data + g * p->q.stride[1] + i * p->q.stride[2];
+        const double lse = (double)job->lse_part[at] + c->scale * dot(q, p->codes->mean, c->D);
+        double known[APA_DIST_ROW_HEAD] = {job->known[2 * row], job->known[2 * row + 1]};
+        apa_dist_row_add(known, APA_DIST_ROW_HEAD, lse, &nothing, 1.0);
+        const double met = apa_dist_row_lse(known), sure = walk->sure[row];
+        const double share = lse == -INFINITY ? 0.0 : exp(lse - (met < sure ? sure : met));
+        most = share > most ? share : most;
+    }
+    return most < 1.0 ? most : 1.0;
+}
+
+/* The engine judges against this run alone. Where the run holds at most a share w of every row, a tile that holds more
+ * than eps of a row holds more than eps/w of the run: with that for its eps the engine finds every candidate, and not
+ * all the tiles of a run that matters little. w is guessed from the rows before and checked; a guess that was too low
+ * costs another walk over the part. */
+static apa_status attend_part(apa_dist_walk *walk, part *p, apa_statistics *statistics)
 {
     apa_dist_job *job = walk->job;
     const apa_dist_card *c = job->mine;
+    const double eps = job->recipe.eps;
+    const bool judged = walk->threshold < INFINITY && eps > 0.0;
     const apa_tensor k = apa_tensor_hnd(walk->k, APA_DTYPE_F32, 1, 1, p->run->count, c->D);
     const apa_tensor v = apa_tensor_hnd(walk->v, APA_DTYPE_F32, 1, 1, p->run->count, c->Dv);
+    for (;;) {
+        if (judged)
+            walk->on_codes.eps = eps / p->guess < 1.0 ? eps / p->guess : 1.0;
+        apa_status status = apa_dist_attend(job, &p->q, p->q_run->first + p->from, &k, &v, p->run->first, 1,
+                                            &walk->on_codes, walk->verdicts, statistics);
+        if (status != APA_STATUS_OK || !judged)
+            return status;
+        const double start = apa_dist_now_ms();
+        const double share = largest_share(walk, p), guess = p->guess;
+        p->guess = GUESS_MARGIN * share < 1.0 ? GUESS_MARGIN * share : 1.0;
+        p->guess = p->guess < eps ? eps : p->guess;
+        job->statistics->pack_ms += apa_dist_now_ms() - start;
+        if (share <= guess)
+            return APA_STATUS_OK;
+    }
+}
+
+static apa_status walk_part(apa_dist_walk *walk, part *p)
+{
+    apa_dist_job *job = walk->job;
     apa_statistics statistics;
-    apa_status status = apa_dist_ahead_meet(walk->ahead, p->unit->from, p->unit->run, p->head, p->q_index, p->from,
-                                            p->at, p->n);
-    if (status == APA_STATUS_OK)
-        status = apa_dist_attend(job, &p->q, p->q_run->first + p->from, &k, &v, p->run->first, 1, &walk->on_codes,
-                                 walk->verdicts, &statistics);
+    apa_status status = attend_part(walk, p, &statistics);
     if (status != APA_STATUS_OK)
         return status;
     statistics.hot = 0; /* candidates; judge() counts */
@@ -244,21 +294,33 @@ static apa_status walk_part(apa_dist_walk *walk, const part *p)
     return status;
 }
 
+/* Rows of the part that begins at `from`: one block to learn from, then more. */
+static int64_t part_rows(const apa_dist_walk *walk, const part *p, int64_t from)
+{
+    const int64_t rest = p->q_run->count - from;
+    int64_t rows = walk->threshold == INFINITY ? walk->part_room
+                   : from == 0                 ? APA_DIST_BLOCK
+                                               : JUDGED_ROWS / walk->job->G;
+    rows = rows / APA_DIST_BLOCK * APA_DIST_BLOCK;
+    rows = rows < APA_DIST_BLOCK ? APA_DIST_BLOCK : rows;
+    rows = rows < walk->part_room ? rows : walk->part_room;
+    return rows < rest ? rows : rest;
+}
+
 static apa_status walk_head(apa_dist_walk *walk, part *p)
 {
     apa_dist_job *job = walk->job;
     const apa_dist_card *c = job->mine;
     int64_t at = 0;
     apa_status status = APA_STATUS_OK;
-    for (int32_t r = 0; r < c->q.count; at += c->q.run[r].count, r++)
-        for (int64_t from = 0; from < c->q.run[r].count && status == APA_STATUS_OK; from += walk->part_room) {
-            const int64_t rest = c->q.run[r].count - from;
-            p->q_index = r;
-            p->q_run = &c->q.run[r];
-            p->from = from;
-            p->at = at + from;
-            p->n = rest < walk->part_room ? rest : walk->part_room;
-            const apa_dist_run rows = {p->q_run->first + from, p->n, 0};
+    for (int32_t r = 0; r < c->q.count; at += c->q.run[r].count, r++) {
+        p->q_index = r;
+        p->q_run = &c->q.run[r];
+        p->guess = 1.0;
+        for (p->from = 0; p->from < p->q_run->count && status == APA_STATUS_OK; p->from += p->n) {
+            p->at = at + p->from;
+            p->n = part_rows(walk, p, p->from);
+            const apa_dist_run rows = {p->q_run->first + p->from, p->n, 0};
             if (!apa_dist_sees(c, &rows, p->run))
                 continue;
             const apa_tensor all = apa_tensor_hnd(job->rotated, APA_DTYPE_F32, c->B, c->Hq, job->rows, c->D);
@@ -266,6 +328,7 @@ static apa_status walk_head(apa_dist_walk *walk, part *p)
             p->q = apa_dist_view(&p->q, p->at, p->n);
             status = walk_part(walk, p);
         }
+    }
     return status;
 }
 

@@ -3,12 +3,11 @@
  * The engine is given the codes as numbers and runs the recipe on them, so its cold tiles are what they would be on the
  * original keys, and a tile that it calls hot comes out with exact products of codes. Hot for the engine is a candidate
  * here: it judged against this run's sums alone. For a candidate the part of that tile is computed by itself, its share
- * of all that the row has met or is sure to meet (ahead.h) is taken, and if that is over eps the part leaves the state again and the tile is asked
- * for (hot.h). */
+ * of what the row has met, or is sure to hold (bound.h), is taken, and if that is over eps the part leaves the state
+ * again and the tile is asked for (hot.h). */
 #ifndef APA_DIST_WALK_H
 #define APA_DIST_WALK_H
 
-#include "dist/ahead.h"
 #include "dist/codes.h"
 #include "dist/hot.h"
 #include "dist/shift.h"
@@ -21,13 +20,14 @@ typedef struct apa_dist_walk {
     uint8_t *verdicts;
     int64_t verdict_room;
     double *offset; /* [G][rows of a part]: scale·q·mean, what the codes' scores lack */
-    double *met;    /* [G][rows of a part]: LSE of all that a row has met or is sure to meet */
+    double *met;    /* [G][rows of a part]: LSE that shares are taken against */
     int64_t part_room;
     uint64_t *mask; /* G words */
-    apa_dist_ahead *ahead;
+    double *sure;   /* [B][Hq][rows]: LSE of what a row is sure to hold */
 } apa_dist_walk;
 
-apa_status apa_dist_walk_make(apa_dist_job *job, apa_dist_ahead *ahead, apa_dist_walk *walk);
+/* Collective. */
+apa_status apa_dist_walk_make(apa_dist_job *job, apa_dist_walk *walk);
 void apa_dist_walk_free(apa_dist_walk *walk);
 
 /* All of this rank's queries against the codes of one run of another rank. */

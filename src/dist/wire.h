@@ -1,4 +1,4 @@
-/* The wire: every byte between ranks, over MPI. wire.c is the one file that knows MPI.
+/* The wire: every byte between ranks, over MPI. pump.c and wire.c alone know MPI.
  *
  * A thread of the wire (the pump) makes all MPI calls while the caller is inside the library: it starts what was
  * posted, tests what is under way, and gives a sign of life to the next rank, so that messages move while the caller
@@ -59,7 +59,8 @@ void apa_dist_wire_abort(apa_dist_wire *wire, int exit_code);
 int32_t apa_dist_wire_rank(const apa_dist_wire *wire);
 int32_t apa_dist_wire_ranks(const apa_dist_wire *wire);
 
-/* Between enter and leave the pump runs, and watches the rank before. They nest. enter fails when the wire is broken. */
+/* Between enter and leave the pump runs, and watches the rank before. They nest. enter fails when the wire is broken.
+ */
 apa_status apa_dist_wire_enter(apa_dist_wire *wire);
 void apa_dist_wire_leave(apa_dist_wire *wire);
 /* The pump runs, for its signs of life alone: nobody is watched. */
@@ -68,8 +69,8 @@ void apa_dist_wire_keep(apa_dist_wire *wire, bool on);
 /* Hands an operation to the pump; an operation of 0 bytes is done at once. Not on memory: IO when the wire broke. */
 apa_status apa_dist_wire_post(apa_dist_wire *wire, apa_dist_op *op);
 
-/* Waits for a posted operation. `what` completes "... while rank 2 waited for WHAT" and is static. wait_ms (may be NULL) grows by the
- * time spent. On IO the wire is broken and the operation's memory stays the wire's for good. */
+/* Waits for a posted operation. `what` completes "... while rank 2 waited for WHAT" and is static. wait_ms (may be
+ * NULL) grows by the time spent. On IO the wire is broken and the operation's memory stays the wire's for good. */
 apa_status apa_dist_wire_wait(apa_dist_wire *wire, apa_dist_op *op, const char *what, double *wait_ms);
 
 /* post and wait. */

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Scores of sigma 2.5, so that some tiles hold much of a row; K with a large constant part, which its mean must take. */
+/* Scores of sigma 2.5, so that some tiles hold much of a row; K with a large constant part, which its mean must take.
+ */
 static void peaked(apa_test_problem *t)
 {
     const apa_tensor *q = &t->problem.q, *k = &t->problem.k;
@@ -44,8 +45,10 @@ static world_case codes_case(int64_t Sq, int64_t Skv, const char *preset, const 
     return c;
 }
 
-/* Against exact attention in double, beside one process. Verdicts fall against no more mass than one process knows, so
- * no tile is cold here that is hot there but for the mean and the tiles of runs; a quarter is for these. */
+/* Against exact attention in double. The recipe's own bound: a cold tile of share x adds x times the format's error, so
+ * a row is off by at most sqrt(eps) of that (docs/design.md), for which every tile cold stands here. It holds whatever
+ * the tiles are; runs cut them elsewhere than one process does, so which of them are hot differs, and with it the
+ * error, by the share of a tile here and there. */
 static void check(const world_case *c, world_change change)
 {
     world_result r = world_run(c, change);
@@ -58,13 +61,16 @@ static void check(const world_case *c, world_change change)
         world_truth_free(&truth);
         printf("# %s %s causal %d: %.2e over ranks, %.2e alone, %.2e cold; %lld of %lld tiles wanted; %.1f %% of f16\n",
                c->preset, c->settings, c->causal, out_error, alone, cold, (long long)r.statistics.wanted_tiles,
-               (long long)r.statistics.remote_tiles, r.statistics.sent_f16 > 0 ? 100.0 * (double)r.statistics.sent / (double)r.statistics.sent_f16 : 0.0);
+               (long long)r.statistics.remote_tiles,
+               r.statistics.sent_f16 > 0 ? 100.0 * (double)r.statistics.sent / (double)r.statistics.sent_f16 : 0.0);
     }
+    const apa_recipe *ran = &r.statistics.recipe;
+    const double bound = (ran->force == APA_FORCE_LOW ? 1.1 : 1.1 * sqrt(ran->eps)) * cold + 2e-5;
     const int32_t exchange = (int32_t)r.statistics.exchange;
     apa_test_free(r.whole);
-    world_judge(exchange == APA_DIST_EXCHANGE_CODES && out_error <= 1.25 * alone + 2e-5 && out_error <= 1.1 * cold &&
-                    lse_error <= 0.01,
-                "exchange %d, out %g, alone %g, cold %g, lse %g", (int)exchange, out_error, alone, cold, lse_error);
+    world_judge(exchange == APA_DIST_EXCHANGE_CODES && out_error <= bound && lse_error <= 0.01,
+                "exchange %d, out %g, bound %g, alone %g, cold %g, lse %g", (int)exchange, out_error, bound, alone,
+                cold, lse_error);
 }
 
 static void adaptive(void **state)
@@ -98,6 +104,21 @@ static void masks_and_shapes(void **state)
     c.shape = (apa_test_shape){2, 2, 2, 130, 600, 24, 136};
     c.q_offset = 333;
     check(&c, NULL);
+}
+
+/* Few rows, so that some tiles are hot for one of them and some for none. */
+static void some_hot(void **state)
+{
+    (void)state;
+    world_case c = codes_case(21, 3000, "apa", "eps=0.03");
+    c.causal = 0;
+    c.split = WORLD_BLOCKS;
+    check(&c, peaked);
+    world_result r = world_run(&c, peaked);
+    apa_test_free(r.whole);
+    const apa_dist_statistics *s = &r.statistics;
+    world_judge(ranks == 1 || s->remote_tiles == 0 || (s->wanted_tiles > 0 && s->wanted_tiles < s->remote_tiles),
+                "%lld of %lld tiles wanted", (long long)s->wanted_tiles, (long long)s->remote_tiles);
 }
 
 /* The adaptive advantage: half the bytes for the cold tiles, one exact tile of each head. A rank that has not met the
@@ -218,8 +239,8 @@ static void poisoned_tiles(void **state)
                 const double usual = apa_test_get(&clean.whole->problem.out, 0, h, s, d);
                 const bool bad = h < 2 ? s >= 700 : s >= 200 && d == 1;
                 if ((bad ? isfinite(got) : !(fabs(got - usual) <= 0.05)) && wrong++ == 0)
-                    fprintf(stderr, "head %d, row %d, channel %d: %g, without the NaN %g\n", (int)h, (int)s, (int)d, got,
-                            usual);
+                    fprintf(stderr, "head %d, row %d, channel %d: %g, without the NaN %g\n", (int)h, (int)s, (int)d,
+                            got, usual);
             }
     apa_test_free(r.whole);
     apa_test_free(clean.whole);
@@ -261,16 +282,18 @@ static void said_and_exact(void **state)
     world_case c = codes_case(300, 900, "exact", "");
     world_result r = world_run(&c, NULL);
     apa_test_free(r.whole);
-    world_judge(r.statistics.exchange == APA_DIST_EXCHANGE_EXACT && strstr(r.statistics.reason, "no cold tiles") != NULL,
+    world_judge(r.statistics.exchange == APA_DIST_EXCHANGE_EXACT &&
+                    strstr(r.statistics.reason, "no cold tiles") != NULL,
                 "exchange %d, \"%s\"", (int)r.statistics.exchange, r.statistics.reason);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adaptive),  cmocka_unit_test(masks_and_shapes), cmocka_unit_test(sink_tail), cmocka_unit_test(all_cold),
-        cmocka_unit_test(all_hot),   cmocka_unit_test(bytes),            cmocka_unit_test(same_bits),
-        cmocka_unit_test(poisoned_tiles), cmocka_unit_test(said_and_exact),
+        cmocka_unit_test(adaptive),       cmocka_unit_test(masks_and_shapes), cmocka_unit_test(some_hot),
+        cmocka_unit_test(sink_tail),      cmocka_unit_test(all_cold),         cmocka_unit_test(all_hot),
+        cmocka_unit_test(bytes),          cmocka_unit_test(same_bits),        cmocka_unit_test(poisoned_tiles),
+        cmocka_unit_test(said_and_exact),
     };
     return world_main("dist_codes", tests, sizeof tests / sizeof tests[0]);
 }

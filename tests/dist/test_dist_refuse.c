@@ -44,7 +44,8 @@ static void expect(refusal *r, apa_status expected, const char *says)
     const int right = status == expected && strstr(apa_dist_message(dist), says) != NULL &&
                       strchr(apa_dist_message(dist), '\n') == NULL && memcmp(&before, &after, sizeof after) == 0;
     apa_test_free(r->t);
-    world_judge(right, "status %d, \"%s\", expected %d, \"%s\"", (int)status, apa_dist_message(dist), (int)expected, says);
+    world_judge(right, "status %d, \"%s\", expected %d, \"%s\"", (int)status, apa_dist_message(dist), (int)expected,
+                says);
 }
 
 /* The last rank has something else than rank 0; the line names both. */
@@ -65,7 +66,8 @@ static void disagreements(void **state)
     r = sound();
     apa_test_problem *other = NULL;
     if (last) {
-        other = apa_test_make((apa_test_shape){1, 4, 1, 50, 200, 16, 16}, APA_DTYPE_F32, APA_DTYPE_F32, APA_TEST_HND, 3);
+        other =
+            apa_test_make((apa_test_shape){1, 4, 1, 50, 200, 16, 16}, APA_DTYPE_F32, APA_DTYPE_F32, APA_TEST_HND, 3);
         r.p.local = other->problem;
     }
     snprintf(says, sizeof says, "rank %d: k heads 1, rank 0 has 2", (int)ranks - 1);
@@ -165,8 +167,8 @@ static void goes_on(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(disagreements),          cmocka_unit_test(shards_that_do_not_cover),
-        cmocka_unit_test(one_rank_alone),         cmocka_unit_test(codes_of_other_recipes),
+        cmocka_unit_test(disagreements),  cmocka_unit_test(shards_that_do_not_cover),
+        cmocka_unit_test(one_rank_alone), cmocka_unit_test(codes_of_other_recipes),
         cmocka_unit_test(goes_on),
     };
     return world_main("dist_refuse", tests, sizeof tests / sizeof tests[0]);

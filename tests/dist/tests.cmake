@@ -32,3 +32,9 @@ else()
   set_tests_properties(dist_command PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped:")
 endif()
 set_tests_properties(dist_command PROPERTIES LABELS dist TIMEOUT 300 PROCESSORS 2)
+
+if(TARGET apa_dist_shared)
+  add_test(NAME dist_exports COMMAND ${CMAKE_CURRENT_LIST_DIR}/../test_exports.sh ${PROJECT_SOURCE_DIR}/include
+           ${CMAKE_C_COMPILER} $<TARGET_FILE:apa_dist_shared> $<TARGET_FILE:apa_dist_static> dist)
+  set_tests_properties(dist_exports PROPERTIES LABELS tree)
+endif()

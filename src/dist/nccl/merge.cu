@@ -48,7 +48,8 @@ __global__ void merge_rows(const float *out, const float *lse, int64_t ranks, in
 
 __global__ void empty_rows(float *out, float *lse, int64_t rows, int64_t Dv)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * Dv; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * Dv;
+         i += (int64_t)gridDim.x * blockDim.x) {
         out[i] = 0.0f;
         if (i < rows)
             lse[i] = -CUDART_INF_F;
@@ -112,8 +113,8 @@ extern "C" int apa_dist_nccl_store(const float *rows_out, const float *rows_lse,
                                    const apa_tensor *lse, void *stream)
 {
     const int64_t rows = out->shape[0] * out->shape[1] * out->shape[2];
-    store_rows<<<blocks_for(rows * out->shape[3]), 256, 0, static_cast<cudaStream_t>(stream)>>>(
-        rows_out, place_of(out), rows * out->shape[3]);
+    store_rows<<<blocks_for(rows * out->shape[3]), 256, 0, static_cast<cudaStream_t>(stream)>>>(rows_out, place_of(out),
+                                                                                                rows * out->shape[3]);
     if (lse->dtype != APA_DTYPE_NONE)
         store_rows<<<blocks_for(rows), 256, 0, static_cast<cudaStream_t>(stream)>>>(rows_lse, place_of(lse), rows);
     return (int)cudaGetLastError();

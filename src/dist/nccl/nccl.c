@@ -12,12 +12,14 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #define ALIGNMENT ((size_t)256)
-#define LOOK_NS 200000 /* between two looks at a stream */
+#define LOOK_NS 200000 /* between two looks at a stream or a communicator */
+#define MEETING_S 20.0
 
 typedef struct nccl_call {
     apa_problem own; /* this rank's keys, out and lse in the workspace */
@@ -33,14 +35,19 @@ void apa_dist_nccl_options_init(apa_dist_nccl_options *options)
 {
     memset(options, 0, sizeof *options);
     options->size = sizeof *options;
+    options->meeting_s = MEETING_S;
 }
 
-/* The context's message is the library's own; a refused plan is how text gets there from outside. Errors of CUDA and
- * NCCL are told by number. */
-static apa_status wrong(const char *what, int code, const char *text)
+static apa_status say(const apa_dist_nccl_options *options, apa_status status, const char *what, const char *text)
 {
-    fprintf(stderr, "libapa_dist_nccl: %s: %d, %s\n", what, code, text);
-    return APA_STATUS_INTERNAL;
+    if (options->message != NULL && options->message_size > 0)
+        snprintf(options->message, options->message_size, "%s: %s", what, text);
+    return status;
+}
+
+static apa_status failed(const apa_dist_nccl_options *options, int cuda)
+{
+    return say(options, APA_STATUS_INTERNAL, "CUDA", cudaGetErrorString((cudaError_t)cuda));
 }
 
 static void *take(char **at, size_t bytes)
@@ -75,8 +82,10 @@ static apa_status resolve(apa_context *context, const apa_problem *problem, cons
     apa_attention_options_init(&options);
     apa_plan_init(&plan);
     options.engine = "cuda:warp";
-    whole.k = apa_tensor_hnd(NULL, problem->k.dtype, problem->k.shape[0], problem->k.shape[1], Skv, problem->k.shape[3]);
-    whole.v = apa_tensor_hnd(NULL, problem->v.dtype, problem->v.shape[0], problem->v.shape[1], Skv, problem->v.shape[3]);
+    whole.k =
+        apa_tensor_hnd(NULL, problem->k.dtype, problem->k.shape[0], problem->k.shape[1], Skv, problem->k.shape[3]);
+    whole.v =
+        apa_tensor_hnd(NULL, problem->v.dtype, problem->v.shape[0], problem->v.shape[1], Skv, problem->v.shape[3]);
     apa_status status = apa_attention_plan(context, &whole, recipe, &options, &plan);
     if (status == APA_STATUS_OK)
         *resolved = plan.recipe;
@@ -87,14 +96,16 @@ static apa_status prepare(apa_context *context, const apa_problem *problem, cons
                           const apa_dist_nccl_options *options, nccl_call *call)
 {
     memset(call, 0, sizeof *call);
-    if (context == NULL || problem == NULL || options == NULL || options->size != sizeof *options ||
-        options->communicator == NULL || options->Skv < 0 || options->k_first < 0 ||
-        options->k_first > options->Skv - problem->k.shape[2])
+    if (context == NULL || problem == NULL || options == NULL || options->size != sizeof *options)
         return APA_STATUS_INVALID_ARGUMENT;
+    if (options->communicator == NULL)
+        return say(options, APA_STATUS_INVALID_ARGUMENT, "communicator", "NULL");
+    if (options->Skv < 0 || options->k_first < 0 || options->k_first > options->Skv - problem->k.shape[2])
+        return say(options, APA_STATUS_INVALID_ARGUMENT, "k_first", "this rank's keys reach beyond Skv");
     ncclComm_t communicator = (ncclComm_t)options->communicator;
     if (ncclCommUserRank(communicator, &call->rank) != ncclSuccess ||
         ncclCommCount(communicator, &call->ranks) != ncclSuccess)
-        return wrong("ncclCommUserRank", 0, "not a communicator");
+        return say(options, APA_STATUS_INVALID_ARGUMENT, "communicator", "is none");
     apa_status status = resolve(context, problem, recipe, options->Skv, &call->recipe);
     if (status != APA_STATUS_OK)
         return status;
@@ -136,7 +147,7 @@ static apa_status attend(apa_context *context, nccl_call *call, const apa_dist_n
     if (code == 0 && call->own.k.shape[2] == 0)
         code = apa_dist_nccl_empty(call->out, call->lse, call->rows, call->Dv, options->stream);
     if (code != 0)
-        return wrong("a kernel", code, cudaGetErrorString((cudaError_t)code));
+        return failed(options, code);
     if (call->own.k.shape[2] == 0)
         return APA_STATUS_OK;
     apa_cuda_options cuda;
@@ -149,32 +160,59 @@ static apa_status attend(apa_context *context, nccl_call *call, const apa_dist_n
     return apa_cuda_attention(context, &call->own, &call->recipe, &cuda, NULL);
 }
 
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A communicator that does not block says "in progress" until the ranks have met; that may be never. */
+static ncclResult_t settle(ncclComm_t communicator, ncclResult_t code, double end)
+{
+    const struct timespec nap = {0, LOOK_NS};
+    while (code == ncclInProgress && now_s() < end) {
+        nanosleep(&nap, NULL);
+        if (ncclCommGetAsyncError(communicator, &code) != ncclSuccess)
+            return ncclInternalError;
+    }
+    return code;
+}
+
+static bool goes_on(ncclResult_t code)
+{
+    return code == ncclSuccess || code == ncclInProgress;
+}
+
 /* Every rank's rows of everybody. */
-static ncclResult_t exchange(const nccl_call *call, ncclComm_t communicator, cudaStream_t stream)
+static ncclResult_t exchange(const nccl_call *call, ncclComm_t communicator, cudaStream_t stream, double end)
 {
     const size_t lses = (size_t)call->part, outs = lses * (size_t)call->Dv;
     ncclResult_t code = ncclGroupStart();
-    for (int r = 0; r < call->ranks && code == ncclSuccess; r++) {
+    for (int r = 0; r < call->ranks && goes_on(code); r++) {
         code = ncclSend(call->out + (size_t)r * outs, outs, ncclFloat, r, communicator, stream);
-        if (code == ncclSuccess)
+        if (goes_on(code))
             code = ncclRecv(call->their_out + (size_t)r * outs, outs, ncclFloat, r, communicator, stream);
-        if (code == ncclSuccess)
+        if (goes_on(code))
             code = ncclSend(call->lse + (size_t)r * lses, lses, ncclFloat, r, communicator, stream);
-        if (code == ncclSuccess)
+        if (goes_on(code))
             code = ncclRecv(call->their_lse + (size_t)r * lses, lses, ncclFloat, r, communicator, stream);
     }
     const ncclResult_t ended = ncclGroupEnd();
-    return code != ncclSuccess ? code : ended;
+    return goes_on(code) ? settle(communicator, ended, end) : code;
 }
 
-static ncclResult_t gather(const nccl_call *call, ncclComm_t communicator, cudaStream_t stream)
+static ncclResult_t gather(const nccl_call *call, ncclComm_t communicator, cudaStream_t stream, double end)
 {
     const size_t lses = (size_t)call->part, outs = lses * (size_t)call->Dv;
-    ncclResult_t code = ncclAllGather(call->all_out + (size_t)call->rank * outs, call->all_out, outs, ncclFloat,
-                                      communicator, stream);
-    return code != ncclSuccess ? code
-                               : ncclAllGather(call->all_lse + (size_t)call->rank * lses, call->all_lse, lses, ncclFloat,
-                                               communicator, stream);
+    ncclResult_t code =
+        ncclAllGather(call->all_out + (size_t)call->rank * outs, call->all_out, outs, ncclFloat, communicator, stream);
+    code = settle(communicator, code, end);
+    if (code != ncclSuccess)
+        return code;
+    code =
+        ncclAllGather(call->all_lse + (size_t)call->rank * lses, call->all_lse, lses, ncclFloat, communicator, stream);
+    return settle(communicator, code, end);
 }
 
 apa_status apa_dist_nccl_attention(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
@@ -187,35 +225,33 @@ apa_status apa_dist_nccl_attention(apa_context *context, const apa_problem *prob
     lay_out(&call, options->workspace);
     if (options->workspace == NULL || options->workspace_bytes < call.bytes ||
         (uintptr_t)options->workspace % ALIGNMENT != 0)
-        return APA_STATUS_INVALID_ARGUMENT;
+        return say(options, APA_STATUS_INVALID_ARGUMENT, "workspace", "too small, or not aligned to 256 bytes");
     status = attend(context, &call, options);
     if (status != APA_STATUS_OK || call.rows == 0)
         return status;
     ncclComm_t communicator = (ncclComm_t)options->communicator;
     cudaStream_t stream = (cudaStream_t)options->stream;
-    ncclResult_t code = exchange(&call, communicator, stream);
+    const double end = now_s() + options->meeting_s;
+    ncclResult_t code = exchange(&call, communicator, stream, end);
     int merged = 0;
     if (code == ncclSuccess)
         merged = apa_dist_nccl_merge(call.their_out, call.their_lse, call.ranks, call.part, call.Dv,
-                                     call.all_out + call.rank * call.part * call.Dv, call.all_lse + call.rank * call.part,
-                                     stream);
+                                     call.all_out + call.rank * call.part * call.Dv,
+                                     call.all_lse + call.rank * call.part, stream);
     if (code == ncclSuccess && merged == 0)
-        code = gather(&call, communicator, stream);
+        code = gather(&call, communicator, stream, end);
+    if (code == ncclInProgress) {
+        ncclCommAbort(communicator);
+        return say(options, APA_STATUS_IO, "NCCL", "another rank has not come in time; the communicator is gone");
+    }
     if (code != ncclSuccess)
-        return wrong("NCCL", (int)code, ncclGetErrorString(code));
+        return say(options, APA_STATUS_INTERNAL, "NCCL", ncclGetErrorString(code));
     if (merged == 0)
         merged = apa_dist_nccl_store(call.all_out, call.all_lse, &problem->out, &problem->lse, stream);
-    return merged == 0 ? APA_STATUS_OK : wrong("a kernel", merged, cudaGetErrorString((cudaError_t)merged));
+    return merged == 0 ? APA_STATUS_OK : failed(options, merged);
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-apa_status apa_dist_nccl_wait(const apa_dist_nccl_options *options, double seconds, char *message, size_t message_size)
+apa_status apa_dist_nccl_wait(const apa_dist_nccl_options *options, double seconds)
 {
     const double end = now_s() + seconds;
     const struct timespec nap = {0, LOOK_NS};
@@ -234,10 +270,8 @@ apa_status apa_dist_nccl_wait(const apa_dist_nccl_options *options, double secon
         else if (now_s() > end)
             why = "not done in time: another rank is lost or late";
         if (why != NULL) {
-            if (message != NULL && message_size > 0)
-                snprintf(message, message_size, "%s (after %.1f s)", why, seconds - (end - now_s()));
             ncclCommAbort(communicator);
-            return APA_STATUS_IO;
+            return say(options, APA_STATUS_IO, "NCCL", why);
         }
         nanosleep(&nap, NULL);
     }

@@ -127,7 +127,8 @@ static apa_dist_shard cut(world_split split, int64_t length, uint64_t seed)
 /* The shard's rows, contiguous, in memory of their own (*memory, to be freed). */
 static apa_tensor compact_rows(const apa_tensor *whole, const apa_dist_shard *shard, void **memory)
 {
-    const int64_t *n = whole->shape, rows = apa_dist_shard_rows(shard), element = (int64_t)apa_dtype_bytes(whole->dtype);
+    const int64_t *n = whole->shape, rows = apa_dist_shard_rows(shard),
+                  element = (int64_t)apa_dtype_bytes(whole->dtype);
     *memory = malloc((size_t)(n[0] * n[1] * rows * n[3] * element + 1));
     apa_tensor part = apa_tensor_hnd(*memory, whole->dtype, n[0], n[1], rows, n[3]);
     for (int64_t head = 0; head < n[0] * n[1]; head++)

@@ -1,5 +1,5 @@
-/* Tests under mpirun: all ranks run the same program, make the same whole problem from the seed, and hand their shard to
- * the library; rank 0 holds what comes back against attention in one process.
+/* Tests under mpirun: all ranks run the same program, make the same whole problem from the seed, and hand their shard
+ * to the library; rank 0 holds what comes back against attention in one process.
  *
  * Only rank 0 prints. What only some ranks can judge goes through world_judge(), so that all leave a test together and
  * the next one begins with the same collectives everywhere. */
@@ -46,7 +46,7 @@ world_case world_case_init(int64_t Sq, int64_t Skv);
 typedef void (*world_change)(apa_test_problem *t);
 
 typedef struct world_result {
-    apa_test_problem *whole;       /* inputs; on rank 0 out and lse (f32) are those of the ranks, collected */
+    apa_test_problem *whole;        /* inputs; on rank 0 out and lse (f32) are those of the ranks, collected */
     apa_dist_statistics statistics; /* this rank's */
 } world_result;
 
