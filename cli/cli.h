@@ -86,6 +86,8 @@ typedef struct cli_inputs {
     bool nhd;
 } cli_inputs;
 
+/* The array of an option, or a complaint that names it. */
+int cli_array_read(const char *option, const char *path, apa_array *array);
 /* From --q --k --v or --dump. */
 int cli_inputs_load(const cli_options *options, cli_inputs *inputs);
 /* From --shape, --kind, --dtype, --seed. */

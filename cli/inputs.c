@@ -17,7 +17,7 @@ apa_array_type cli_type(const char *name)
 }
 
 /* Whatever keeps an input from being read is the caller's to mend: it is missing, or not what it should be. */
-static int read_one(const char *option, const char *path, apa_array *array)
+int cli_array_read(const char *option, const char *path, apa_array *array)
 {
     char message[512];
     apa_status status = apa_array_read(path, array, message, sizeof message);
@@ -57,7 +57,7 @@ static int read_files(const cli_options *options, cli_inputs *inputs)
         if (file[i].path == NULL)
             return cli_complain(CLI_MISUSE, "%s: not given, expected --q, --k and --v, or --dump", file[i].option);
     for (int i = 0; i < 3; i++) {
-        int code = read_one(file[i].option, file[i].path, file[i].array);
+        int code = cli_array_read(file[i].option, file[i].path, file[i].array);
         if (code != CLI_DONE)
             return code;
         if (file[i].array->type != file[0].array->type && file[i].array->type != APA_ARRAY_BOOL)

@@ -6,20 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int read_array(const char *option, const char *path, apa_array *array)
-{
-    char message[512];
-    const apa_status status = apa_array_read(path, array, message, sizeof message);
-    if (status == APA_STATUS_OK)
-        return CLI_DONE;
-    return cli_complain(status == APA_STATUS_OUT_OF_MEMORY ? CLI_FAILED : CLI_MISUSE, "%s: %s", option, message);
-}
-
 /* [Sq, Skv], [H, Sq, Skv] or [B, H, Sq, Skv], whatever --layout says of the others. */
 static int load_bias(const cli_options *options, cli_inputs *inputs)
 {
     int64_t shape[4] = {1, 1, 1, 1};
-    const int code = read_array("--bias", options->bias, &inputs->bias);
+    const int code = cli_array_read("--bias", options->bias, &inputs->bias);
     if (code != CLI_DONE)
         return code;
     const apa_array *array = &inputs->bias;
@@ -37,7 +28,7 @@ static int load_bias(const cli_options *options, cli_inputs *inputs)
 static int load_per_head(const char *option, const char *path, int64_t heads, apa_array *array, apa_tensor *tensor)
 {
     apa_array file = {0};
-    int code = read_array(option, path, &file);
+    int code = cli_array_read(option, path, &file);
     if (code != CLI_DONE)
         return code;
     if (file.type == APA_ARRAY_BOOL || file.dims != 1 || file.shape[0] != heads)

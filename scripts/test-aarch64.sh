@@ -12,8 +12,8 @@ tree=$PWD/build/aarch64/build
 # CPUs that qemu-user pretends to be: one with the dot product, one without, where the level must not be chosen.
 cpu=neoverse-n1
 cpu_without=cortex-a72
-tests=(test_cpu_kernels_f32 test_cpu_kernels_i8 test_cpu_prep test_cpu_verdict test_cpu_levels test_context test_formats
-       test_blocks)
+tests=(test_cpu_kernels_f32 test_cpu_kernels_i8 test_cpu_kernels_bf16 test_cpu_prep test_cpu_prep_tiles test_cpu_verdict test_cpu_levels
+       test_context test_formats test_blocks)
 long_tests=(test_cpu_engine test_cpu_adaptive)
 packages=(libpthreadpool-dev libpthreadpool0 libcpuinfo-dev libcpuinfo0 libjansson-dev libjansson4 libpng-dev libpng16-16 zlib1g-dev
           zlib1g libcmocka-dev libcmocka0)
@@ -46,7 +46,7 @@ cmp -s <(printf '%s\n' "${packages[@]}") "$root/done" || fetch_packages
 step "cross build, warnings as errors"
 cmake -S . -B "$tree" -G Ninja -DCMAKE_TOOLCHAIN_FILE=cmake/toolchain-aarch64.cmake -DAPA_AARCH64_ROOT="$root" \
     -DAPA_AARCH64_CPU="$cpu" -DAPA_WERROR=ON
-cmake --build "$tree" --target apa_command "${tests[@]}"
+cmake --build "$tree" --target apa_command property "${tests[@]}"
 
 step "tests under qemu-user as $cpu"
 pattern=$(IFS='|'; echo "${tests[*]}")
@@ -61,6 +61,9 @@ emulate() {
 emulate "$cpu" apa info | grep 'instruction set level neon$' >/dev/null || { echo "test-aarch64.sh: $cpu does not use neon" >&2; exit 1; }
 emulate "$cpu_without" apa info | grep 'instruction set level scalar$' >/dev/null ||
     { echo "test-aarch64.sh: $cpu_without has no dot product and must use scalar" >&2; exit 1; }
+
+step "random problems on the engine"
+emulate "$cpu" property --engine cpu --cases 100
 
 if [ "${1:-}" = --long ]; then
     step "the long engine tests"

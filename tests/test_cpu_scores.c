@@ -467,6 +467,68 @@ static void same_bits(void **state)
     }
 }
 
+/* ---- the reference engine ---- */
+
+/* The same tiles are seen and the same ones are hot, whatever changes the scores; only shares within rounding of eps
+ * may fall on either side. */
+static void verdicts(void **state)
+{
+    (void)state;
+    apa_test_rng rng = {apa_test_seed() + 9};
+    int64_t pairs = 0, differ = 0, hot = 0;
+    for (int number = 0; number < 8; number++) {
+        const apa_test_shape shape = {1, 4, 2, number % 2 == 0 ? 32 : 3, 1000, 32, 16};
+        const int64_t n = shape.Hq * shape.Sq * ((shape.Skv + 63) / 64);
+        scored s = {.t = apa_test_make(shape, APA_DTYPE_F32, APA_DTYPE_F32, APA_TEST_HND, 12)};
+        apa_problem *p = &s.t->problem;
+        p->causal = 1;
+        p->softmax_scale = 0.25; /* sharper rows than usual: some tiles hold more than others */
+        if (number != 1) {
+            add_mask(&s, number % 3 == 0 ? APA_DTYPE_BOOL : APA_DTYPE_F32, number < 4 ? 12 : 14);
+            fill_mask(&s, &rng, number % 3);
+        }
+        if (number % 2 == 1)
+            p->softcap = 12.0;
+        if (number >= 4)
+            p->alibi_slopes = per_head(&s, 1, &rng, 0.01, 0.005);
+        if (number >= 2)
+            p->sinks = per_head(&s, 1, &rng, 4.0, 1.0);
+        const apa_recipe recipe = apa_test_recipe("apa", "eps=0.15");
+        uint8_t *mine = malloc((size_t)n), *theirs = malloc((size_t)n);
+        apa_test_attend(contexts[0], "reference", s.t, &recipe, theirs, NULL);
+        double *out = apa_test_doubles(&p->out), *lse = apa_test_doubles(&p->lse);
+        for (int64_t i = 0, h = 0; h < shape.Hq; h++)
+            for (int64_t r = 0; r < shape.Sq; r++) {
+                lse[h * shape.Sq + r] = apa_test_get(&p->lse, 0, h, r, 0);
+                for (int64_t c = 0; c < shape.Dv; c++)
+                    out[i++] = apa_test_get(&p->out, 0, h, r, c);
+            }
+        for (int l = 1; l < levels; l++) {
+            double worst = 0;
+            int64_t apart = 0;
+            apa_test_attend(contexts[l], "cpu", s.t, &recipe, mine, NULL);
+            for (int64_t i = 0; i < n; i++) {
+                assert_int_equal(mine[i] == APA_VERDICT_INVISIBLE, theirs[i] == APA_VERDICT_INVISIBLE);
+                apart += (mine[i] == APA_VERDICT_HOT) != (theirs[i] == APA_VERDICT_HOT);
+                hot += mine[i] == APA_VERDICT_HOT;
+                pairs += mine[i] != APA_VERDICT_INVISIBLE;
+            }
+            differ += apart;
+            if (apart == 0)
+                compare(&s, l, "apa against the reference engine", out, lse, 2e-3, 2e-3, &worst);
+        }
+        free(mine);
+        free(theirs);
+        free(out);
+        free(lse);
+        drop(&s);
+    }
+    printf("# verdicts: %lld of %lld pairs hot, %lld differ from the reference engine\n", (long long)hot,
+           (long long)pairs, (long long)differ);
+    assert_true(hot > pairs / 100 && hot < pairs / 2);
+    assert_true(differ * 500 <= pairs);
+}
+
 /* ---- what is refused ---- */
 
 static void refusals(void **state)
@@ -494,7 +556,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_cases), cmocka_unit_test(hidden_keys),  cmocka_unit_test(nothing_seen),
         cmocka_unit_test(no_sentinel),  cmocka_unit_test(sinks_divide), cmocka_unit_test(same_bits),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(verdicts),     cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cpu_scores", tests, set_up, tear_down);
 }

@@ -122,6 +122,32 @@ static void frame_moves(void **state)
         }
 }
 
+/* What λ will be at least keeps a tile from being a candidate as λ itself does, and moves with the frame; the second
+ * look knows λ alone. */
+static void floors(void **state)
+{
+    (void)state;
+    for (int l = 0; l < levels; l++)
+        for (int high = 0; high < 2; high++) {
+            const apa_cpu_kernels *kernels = level[l].kernels;
+            apa_cpu_walk walk = empty_walk(0xffff);
+            float top[LANES], alpha[LANES], p_scale[LANES];
+            int32_t sum[LANES];
+            fill(walk.frame, 0.0f);
+            fill(walk.floor, high ? 100.0f : 1.5f);
+            fill(top, 0.0f);
+            for (int i = 0; i < LANES; i++)
+                sum[i] = 255;
+            /* Mass 1 of λ 1, of a floor of 100: over 0.5 of the one, under 0.5 of the other. */
+            assert_int_equal(kernels->judge(&walk, top, sum, 0.5f, alpha, p_scale),
+                             high ? 0 : APA_CPU_JUDGED_CANDIDATE);
+            assert_true(kernels->judge_again(&walk, top, sum, 0.5f, p_scale));
+            top[3] = 10.0f;
+            kernels->judge(&walk, top, sum, 2.0f, alpha, p_scale);
+            assert_true(walk.floor[3] == (high ? 100.0f : 1.5f) * 0x1p-10f && walk.floor[4] == (high ? 100.0f : 1.5f));
+        }
+}
+
 /* Exactly eps is not more than eps; padding lanes never vote. */
 static void edges(void **state)
 {
@@ -348,8 +374,8 @@ static void random_walks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_tile), cmocka_unit_test(frame_moves),  cmocka_unit_test(edges),
-        cmocka_unit_test(skipping),   cmocka_unit_test(random_walks),
+        cmocka_unit_test(first_tile), cmocka_unit_test(frame_moves), cmocka_unit_test(floors),
+        cmocka_unit_test(edges),      cmocka_unit_test(skipping),    cmocka_unit_test(random_walks),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -5,6 +5,7 @@
 
 #include "apa/attention.h"
 #include "apa/context.h"
+#include "apa/kv_cache.h"
 #include "apa/measure.h"
 #include "apa/recipe.h"
 #include "apa/state.h"

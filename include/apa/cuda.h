@@ -18,8 +18,8 @@ typedef struct apa_cuda_device {
     int32_t capability; /* 10·major + minor: 90 */
     int32_t multiprocessors;
     int64_t memory_bytes;
-    char kernels[16];     /* "warp-mma", or "" when the device is too old */
-    char cold_format[16]; /* what recipes with cold_format=auto run: "int8" */
+    char kernels[16];     /* "warp-mma", "wgmma, warp-mma", or "" when the device is too old */
+    char cold_format[16]; /* what recipes with cold_format=auto run: "int8", "e4m3" */
     char reason[160];     /* why, one line */
 } apa_cuda_device;
 

@@ -22,18 +22,18 @@ extern "C" {
 typedef struct apa_kv_cache apa_kv_cache;
 
 typedef struct apa_kv_cache_options {
-    size_t size; /* sizeof(apa_kv_cache_options), set by apa_kv_cache_options_init() */
+    size_t size;               /* sizeof(apa_kv_cache_options), set by apa_kv_cache_options_init() */
     int64_t heads, dim, dim_v; /* Hkv, D and Dv: of one layer */
     apa_dtype dtype;           /* of keys and values: f16 (the default), bf16 or f32 */
     int64_t page_size;         /* keys a page; 64 is the default. Flat: the longest context */
     int64_t pages;             /* how many there are. Memory is touched as it is filled */
-    /* How tiles are quantised (smooth_k, hadamard); NULL = preset "apa". Recipes without cold tiles ("exact"), and those
-     * that the CPU engine does not run, keep none. */
+    /* How tiles are quantised (smooth_k, hadamard); NULL = preset "apa". Recipes without cold tiles ("exact"), and
+     * those that the CPU engine does not run, keep none. */
     const apa_recipe *recipe;
     /* K's mean is renewed at tile max(t + 1, ceil(growth·t)) after tile t. >= 1; 1.125 is the default. */
     double growth;
-    /* 0 (the default): quantised tiles are all kept. Else tile 0 and the last so many; others are quantised again by the
-     * calls that see them, with the same bits. */
+    /* 0 (the default): quantised tiles are all kept. Else tile 0 and the last so many; others are quantised again by
+     * the calls that see them, with the same bits. */
     int64_t window_tiles;
 } apa_kv_cache_options;
 

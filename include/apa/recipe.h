@@ -223,10 +223,10 @@ typedef struct apa_recipe {
     apa_qk_granularity qk_scale_granularity;
     apa_v_granularity v_scale_granularity;
     apa_tensor_scale tensor_scale;
-    apa_mx_rounding mx_rounding;
     apa_toggle pow2_scales; /* E4M3 operands: scales rounded up to powers of two */
-    double v_range;         /* largest code of V (E4M3); NaN = the format's */
-    double p_static_scale;  /* S of p_scale static; NaN = the format's largest */
+    apa_mx_rounding mx_rounding;
+    double v_range;        /* largest code of V (E4M3); NaN = the format's */
+    double p_static_scale; /* S of p_scale static; NaN = the format's largest */
     apa_p_sum p_sum;
     apa_p_map p_map;
     apa_toggle smooth_q; /* subtract the mean of 128 queries, add its scores back in FP32 */

@@ -1,5 +1,5 @@
 /* The public entry points: plan, workspace, run. */
-#include "apa/attention.h"
+#include "attention/attention.h"
 
 #include "attention/batch.h"
 #include "attention/plan.h"
@@ -76,6 +76,13 @@ apa_status apa_attention_plan(apa_context *context, const apa_problem *problem, 
 apa_status apa_attention(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
                          const apa_attention_options *options, apa_statistics *statistics)
 {
+    return apa_attention_over(context, problem, recipe, options, statistics, NULL, 0);
+}
+
+apa_status apa_attention_over(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
+                              const apa_attention_options *options, apa_statistics *statistics,
+                              const struct apa_kept *kept, int64_t count)
+{
     if (context == NULL)
         return APA_STATUS_INVALID_ARGUMENT;
     if (statistics != NULL && statistics->size != sizeof *statistics)
@@ -85,6 +92,10 @@ apa_status apa_attention(apa_context *context, const apa_problem *problem, const
     apa_status status = apa_plan_call(context, problem, recipe, options, true, &call, &engine);
     if (status != APA_STATUS_OK)
         return status;
+    if (kept != NULL && (!apa_sequences_differ(problem) || call.B != count))
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "batch: %lld sequences, expected the %lld of the list",
+                        (long long)call.B, (long long)count);
+    call.kept = kept;
 
     size_t bytes;
     status = workspace_bytes(context, problem, engine, &call, &bytes);

@@ -99,6 +99,8 @@ static apa_tensor repeating(const apa_tensor *x, const int64_t *shape)
     if (x->dtype == APA_DTYPE_NONE)
         return tensor;
     for (int axis = 0; axis < 4; axis++) {
+        if (x->shape[axis] == 0) /* nothing to read, so there need be no data */
+            tensor.dtype = APA_DTYPE_NONE;
         if (x->shape[axis] == 1)
             tensor.stride[axis] = 0;
         tensor.shape[axis] = shape[axis];

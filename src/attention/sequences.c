@@ -2,6 +2,7 @@
 #include "attention/sequences.h"
 
 #include "core/context_internal.h"
+#include "cpu/prep.h"
 
 #include <inttypes.h>
 
@@ -186,6 +187,7 @@ void apa_sequences_call(const apa_problem *problem, const apa_call *whole, int64
     const int64_t *cu_q = problem->cu_seqlens_q, *cu_k = problem->cu_seqlens_k;
     *call = *whole;
     call->recipe = whole->asked;
+    call->kept = whole->kept != NULL ? whole->kept + b : NULL;
     call->B = 1;
     call->Sq = queries_of(problem, b);
     call->Skv = keys_of(problem, b);

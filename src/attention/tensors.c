@@ -20,6 +20,7 @@ apa_status apa_tensor_check(apa_context *context, const char *name, const apa_te
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "%s: dtype %d, expected f16, bf16, f32 or f64", name,
                         (int)tensor->dtype);
     int64_t elements = 1, reach = 0;
+    int64_t size = 1; /* as if no extent were 0, so that engines may multiply any of them */
     for (int axis = 0; axis < 4; axis++) {
         const int64_t n = tensor->shape[axis];
         if (n < 0)
@@ -27,6 +28,11 @@ apa_status apa_tensor_check(apa_context *context, const char *name, const apa_te
                             axis_name[axis], n);
         if (n == 0)
             elements = 0;
+        if (__builtin_mul_overflow(size, n == 0 ? 1 : n, &size) || size > INT64_MAX / 16)
+            return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
+                            "%s: shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
+                            "], expected at most 2^59 elements",
+                            name, tensor->shape[0], tensor->shape[1], tensor->shape[2], tensor->shape[3]);
     }
     for (int axis = 0; axis < 4 && elements != 0; axis++) {
         int64_t span;

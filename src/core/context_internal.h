@@ -16,6 +16,9 @@ apa_isa apa_cpu_best_isa(void);
 /* AVX-VNNI: the level avx2 has a second table for it, because CPUs with AVX-512 may lack it. */
 int apa_cpu_has_avxvnni(void);
 
+/* AVX-512 BF16: the level avx512 has a second table for it. */
+int apa_cpu_has_avx512bf16(void);
+
 const char *apa_isa_name(apa_isa isa);
 
 apa_isa apa_context_isa_level(const apa_context *context);

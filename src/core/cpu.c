@@ -45,6 +45,15 @@ int apa_cpu_has_avxvnni(void)
 #endif
 }
 
+int apa_cpu_has_avx512bf16(void)
+{
+#ifdef APA_HAVE_AVX512
+    return apa_cpu_best_isa() == APA_ISA_AVX512 && cpuinfo_has_x86_avx512bf16();
+#else
+    return 0;
+#endif
+}
+
 const char *apa_isa_name(apa_isa isa)
 {
     static const char *const name[] = {"scalar", "avx2", "avx512", "neon"};

@@ -1,17 +1,25 @@
 /* Tensor descriptors. */
 #include "apa/tensor.h"
 
+/* A stride that can't be told becomes one that no check lets through, where there are elements for it to reach. */
+static int64_t product(int64_t a, int64_t b)
+{
+    int64_t value;
+    return __builtin_mul_overflow(a, b, &value) ? INT64_MAX : value;
+}
+
 apa_tensor apa_tensor_hnd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim)
 {
+    const int64_t head = product(seq, dim);
     apa_tensor tensor = {
-        (void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {heads * seq * dim, seq * dim, dim, 1}};
+        (void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {product(heads, head), head, dim, 1}};
     return tensor;
 }
 
 apa_tensor apa_tensor_nhd(const void *data, apa_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim)
 {
-    apa_tensor tensor = {
-        (void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {seq * heads * dim, dim, heads * dim, 1}};
+    const int64_t row = product(heads, dim);
+    apa_tensor tensor = {(void *)(uintptr_t)data, dtype, {batch, heads, seq, dim}, {product(seq, row), dim, row, 1}};
     return tensor;
 }
 

@@ -74,11 +74,18 @@ typedef struct panel {
 static void scores(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_tile *codes, const panel *at,
                    float *maximum, const apa_cpu_prefetch *prefetch)
 {
+    const apa_cpu_kernels *kernels = block->kernels;
     const uint8_t *q8[APA_CPU_PANEL_I8];
+    if (adaptive->few > 0) {
+        kernels->scores_few_i8(adaptive->few, adaptive->q_few, codes->k8, codes->k_bias, codes->k_scale,
+                               block->shape->Dp, block->s, prefetch);
+        kernels->max_few_i8(adaptive->few, block->s, at->part[0] ? &at->span[0] : NULL, maximum);
+        return;
+    }
     for (int i = 0; i < at->n; i++)
         q8[i] = adaptive->q8[at->reg[i]];
-    block->kernels->scores_i8(at->n, q8, codes->k8, codes->k_bias, codes->k_scale, block->shape->Dp, block->s, maximum,
-                              prefetch);
+    kernels->scores_i8(at->n, q8, codes->k8, codes->k_bias, codes->k_scale, block->shape->Dp, block->s, maximum,
+                       prefetch);
 }
 
 static const float log2_e[LANES] = {1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f, 1.44269504f,
@@ -94,6 +101,8 @@ static void settle(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, int6
 {
     apa_cpu_walk *walk = &adaptive->walk[r];
     const bool bends = apa_cpu_bends(block, r, tile);
+    if (adaptive->few > 0)
+        return;
     if (block->bend.changes)
         memcpy(walk->q_scale, bends ? log2_e : adaptive->plain_scale[r], sizeof walk->q_scale);
     if (bends)
@@ -103,10 +112,15 @@ static void settle(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, int6
 }
 
 /* Codes of P. A lane whose keys a mask hides has scores and a maximum of -inf, the difference of which is no number. */
-static void probabilities(const apa_cpu_block *block, const apa_cpu_walk *walk, const float *s, int n,
+static void probabilities(const apa_cpu_block *block, const apa_cpu_adaptive *adaptive, int r, const float *s, int n,
                           const apa_cpu_span *span, const float *maximum, uint8_t *p8, int32_t *sum)
 {
+    const apa_cpu_walk *walk = &adaptive->walk[r];
     float from[LANES];
+    if (adaptive->few > 0) {
+        block->kernels->softmax_few_i8(adaptive->few, s, span, maximum, walk->q_scale, p8, sum);
+        return;
+    }
     memcpy(from, maximum, sizeof from);
     for (int i = 0; i < LANES && block->bend.masked; i++)
         from[i] = from[i] == -INFINITY ? 0.0f : from[i];
@@ -114,10 +128,15 @@ static void probabilities(const apa_cpu_block *block, const apa_cpu_walk *walk, 
 }
 
 /* o += P·V for up to a panel of registers with their own P and scales. */
-static void add_values(apa_cpu_block *block, const apa_cpu_tile *codes, int n, const int *reg, const uint8_t *const *p8,
-                       const float (*p_scale)[LANES])
+static void add_values(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const apa_cpu_tile *codes, int n,
+                       const int *reg, const uint8_t *const *p8, const float (*p_scale)[LANES])
 {
     float *o[APA_CPU_PANEL_I8];
+    if (adaptive->few > 0 && n > 0) {
+        block->kernels->pv_few_i8(adaptive->few, p8[0], codes->v8, codes->v_scale, p_scale[0], block->shape->Dvp,
+                                  block->reg[0].o);
+        return;
+    }
     const float *scale[APA_CPU_PANEL_I8];
     for (int i = 0; i < n; i++) {
         o[i] = block->reg[reg[i]].o;
@@ -171,9 +190,11 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
             continue;
         }
         uint8_t *p8 = adaptive->p8 + i * P_BYTES;
-        probabilities(block, walk, s, at->n, span, maximum, p8, sum);
+        probabilities(block, adaptive, r, s, at->n, span, maximum, p8, sum);
         const int judged = kernels->judge(walk, top, sum, (float)recipe->eps, alpha, p_scale[cold]);
-        if ((judged & APA_CPU_JUDGED_MOVED) != 0)
+        if ((judged & APA_CPU_JUDGED_MOVED) != 0 && adaptive->few > 0)
+            apa_cpu_few_scale(block, adaptive, alpha);
+        else if ((judged & APA_CPU_JUDGED_MOVED) != 0)
             kernels->scale_lanes(block->reg[r].o, block->shape->Dvp, alpha);
         if (judging && (judged & APA_CPU_JUDGED_CANDIDATE) != 0) {
             remember(block, adaptive, r, tile, top, sum, p8);
@@ -183,7 +204,7 @@ static void walk_panel(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
         cold_reg[cold] = r;
         cold_p[cold++] = p8;
     }
-    add_values(block, codes, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
+    add_values(block, adaptive, codes, cold, cold_reg, cold_p, (const float(*)[LANES])p_scale);
 }
 
 /* The codes of a tile, in as many shares as the tile before has panels. */
@@ -203,7 +224,8 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
     const apa_cpu_tile codes = apa_cpu_prepared_tile(prepared, block->shape, block->head, tile);
     const apa_cpu_tile ahead = apa_cpu_prepared_tile(prepared, block->shape, block->head, next);
     apa_cpu_prefetch prefetch = next_codes(block, &ahead);
-    panel at = {0};
+    panel at; /* not cleared: half a kilobyte for every tile */
+    at.n = 0;
     apa_cpu_adaptive_move(block, adaptive, codes.blob->segment);
     for (int r = 0; r < block->n; r++) {
         apa_cpu_span span;
@@ -214,7 +236,8 @@ static void walk_tile(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const ap
                 adaptive->candidate_pairs += popcount16(apa_cpu_block_seeing(block, r, tile));
             } else {
                 at.part[at.n] = view == APA_CPU_VIEW_PART;
-                at.span[at.n] = span;
+                if (view == APA_CPU_VIEW_PART)
+                    at.span[at.n] = span;
                 at.reg[at.n++] = r;
             }
         }
@@ -237,7 +260,7 @@ static void make_p_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const
     const apa_cpu_span *span = at.part[0] ? &at.span[0] : NULL;
     scores(block, adaptive, codes, &at, maximum, NULL);
     settle(block, adaptive, r, tile, block->s, 1, span, maximum);
-    probabilities(block, &adaptive->walk[r], block->s, 1, span, maximum, p8, sum);
+    probabilities(block, adaptive, r, block->s, 1, span, maximum, p8, sum);
 }
 
 /* The second look. Candidates lie in walk order, so registers that demote the same tile meet and share its values. */
@@ -276,7 +299,7 @@ static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
                 }
             }
             if (demoted == APA_CPU_PANEL_I8 || (r == block->n - 1 && demoted > 0)) {
-                add_values(block, &codes, demoted, reg, p8, (const float(*)[LANES])p_scale);
+                add_values(block, adaptive, &codes, demoted, reg, p8, (const float(*)[LANES])p_scale);
                 demoted = 0;
             }
         }
@@ -361,7 +384,7 @@ static void bring_back(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
             p_scale[0][i] = maximum[i] == -INFINITY ? 0.0f : (float)(exp2(over) / 255.0);
             reg->state.sum[i] += (float)sum[i] * p_scale[0][i];
         }
-        add_values(block, &codes, 1, &r, p8, (const float(*)[LANES])p_scale);
+        add_values(block, adaptive, &codes, 1, &r, p8, (const float(*)[LANES])p_scale);
     }
 }
 
@@ -416,6 +439,7 @@ static void walk_all(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa
     apa_cpu_adaptive_rows(block, adaptive, prepared);
     if (with_floor)
         apa_cpu_floor_set(block, adaptive, prepared);
+    apa_cpu_few_begin(block, adaptive);
     for (int64_t i = 0; i < end - first; i++) {
         const int64_t tile = tile_at(order, first, end, i);
         const int64_t next = i + 1 < end - first ? tile_at(order, first, end, i + 1) : tile;
@@ -432,6 +456,7 @@ void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, cons
         walk_all(block, adaptive, prepared, first, end, false);
     add_sinks(block, adaptive);
     look_again(block, adaptive, prepared, first, end);
+    apa_cpu_few_end(block, adaptive);
     for (int r = 0; r < block->n; r++)
         take_cold_state(block, &block->reg[r], &adaptive->walk[r]);
     exact_pass(block, adaptive, first, end);

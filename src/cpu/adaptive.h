@@ -24,6 +24,9 @@ typedef struct apa_cpu_adaptive {
     int32_t segment;                        /* whose shift the frames have lost */
     /* calls that change scores: INT8 products times factor are natural (of the cap), times plain_scale log2 units */
     float factor[APA_CPU_BLOCK_REGISTERS][APA_CPU_LANES], plain_scale[APA_CPU_BLOCK_REGISTERS][APA_CPU_LANES];
+    /* A block of few rows (adaptive_few.c): their number, 0 for any other; their codes; o is [FEW][…] then */
+    int few;
+    _Alignas(64) uint8_t q_few[APA_CPU_FEW * 1024];
     uint16_t all_hot;  /* registers that go straight to the exact pass */
     uint16_t *hot;     /* [tiles]: registers for which the tile is hot */
     uint16_t *skipped; /* [tiles]: registers that left the tile out */
@@ -44,6 +47,14 @@ void apa_cpu_adaptive_shifts(apa_cpu_block *block, apa_cpu_adaptive *adaptive, c
 
 /* Frames and shifts from the segment that they are of to another (adaptive_rows.c). */
 void apa_cpu_adaptive_move(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int32_t segment);
+
+/* Does the block, whose queries have been quantised, go the way of few rows (adaptive_few.c)? Its bits are the same. o
+ * must be zeros. */
+void apa_cpu_few_begin(const apa_cpu_block *block, apa_cpu_adaptive *adaptive);
+
+/* o of few rows times alpha, or, at the end, back into the lanes. */
+void apa_cpu_few_scale(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, const float *alpha);
+void apa_cpu_few_end(apa_cpu_block *block, apa_cpu_adaptive *adaptive);
 
 /* Runs the method on a loaded block and leaves its states ready to store. */
 void apa_cpu_adaptive_run(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared);

@@ -29,12 +29,12 @@ static bool quantise_query(const apa_cpu_block *block, const apa_cpu_register *r
     apa_cpu_walk *walk = &adaptive->walk[r];
     float row[LARGEST_DIM];
     int8_t code[LARGEST_DIM];
-    double dot = 0.0;
+    double dot[4] = {0.0}; /* four sums: one is a chain of D additions, and longer than all the rest of this */
     for (int64_t d = 0; d < D; d++) {
         row[d] = reg->q[d * LANES + lane];
-        dot += (double)row[d] * mean[d];
+        dot[d % 4] += (double)row[d] * mean[d];
     }
-    *shift = (float)(dot * shift_units(block));
+    *shift = (float)(((dot[0] + dot[1]) + (dot[2] + dot[3])) * shift_units(block));
     if (block->shape->hadamard_block > 1)
         block->kernels->hadamard(row, D, block->shape->hadamard_block);
     if (!block->kernels->widen(APA_DTYPE_F32, row, D, row))

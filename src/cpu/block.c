@@ -16,6 +16,7 @@ void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_
 {
     /* One line of padding between registers: their rows would lie a multiple of 4 KiB apart otherwise. */
     float *q = apa_cpu_take(arena, shape->block_registers * (shape->Dp + 1) * LANES, sizeof(float));
+    uint32_t *q_pairs = apa_cpu_take(arena, shape->block_registers * (shape->Dp / 2 + 1) * LANES, sizeof *q_pairs);
     float *o = apa_cpu_take(arena, shape->block_registers * (shape->Dvp + 1) * LANES, sizeof(float));
     float *k = apa_cpu_take(arena, TILE * shape->Dp, sizeof(float));
     float *v = apa_cpu_take(arena, shape->Dvp / 8 * APA_CPU_V_BLOCK, sizeof(float));
@@ -26,6 +27,7 @@ void apa_cpu_block_layout(const apa_cpu_shape *shape, apa_cpu_arena *arena, apa_
         return;
     for (int r = 0; r < shape->block_registers; r++) {
         block->reg[r].q = q + r * (shape->Dp + 1) * LANES;
+        block->reg[r].q_pairs = q_pairs + r * (shape->Dp / 2 + 1) * LANES;
         block->reg[r].o = o + r * (shape->Dvp + 1) * LANES;
     }
     block->k = k;
@@ -115,6 +117,18 @@ static void load_queries(apa_cpu_block *block, apa_cpu_register *reg)
     }
 }
 
+/* The same as pairs of BF16 values: the upper halves of floats that are such values. */
+static void pair_queries(const apa_cpu_block *block, apa_cpu_register *reg)
+{
+    for (int64_t d = 0; d < block->shape->Dp; d += 2)
+        for (int i = 0; i < LANES; i++) {
+            uint32_t even, odd;
+            memcpy(&even, &reg->q[d * LANES + i], sizeof even);
+            memcpy(&odd, &reg->q[(d + 1) * LANES + i], sizeof odd);
+            reg->q_pairs[d / 2 * LANES + i] = even >> 16 | (odd & 0xffff0000u);
+        }
+}
+
 void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cpu_shape *shape,
                         const apa_cpu_kernels *kernels, int64_t unit)
 {
@@ -126,11 +140,15 @@ void apa_cpu_block_load(apa_cpu_block *block, const apa_call *call, const apa_cp
     block->kv_head = head % call->Hkv;
     block->head = head;
     block->c = (float)(apa_call_changes_scores(call) ? LOG2_E : fabs(call->scale) * LOG2_E);
+    block->pairs = kernels->scores_bf16 != NULL && call->q.dtype == APA_DTYPE_BF16 && call->k.dtype == APA_DTYPE_BF16 &&
+                   !apa_call_changes_scores(call);
     const int64_t first = index * shape->block_registers, rest = shape->registers - first;
     block->n = (int)(rest < shape->block_registers ? rest : shape->block_registers);
     for (int r = 0; r < block->n; r++) {
         set_rows(block, &block->reg[r], (first + r) * LANES);
         load_queries(block, &block->reg[r]);
+        if (block->pairs)
+            pair_queries(block, &block->reg[r]);
         memset(block->reg[r].shift, 0, sizeof block->reg[r].shift);
     }
     apa_cpu_bend_load(block);

@@ -17,6 +17,7 @@ typedef struct apa_cpu_register {
     int64_t every_first, every_end; /* keys that every lane sees */
     bool finite;                    /* every query value is */
     float *q;                       /* [Dp][LANES] */
+    uint32_t *q_pairs;              /* [Dp/2][LANES] pairs of BF16 values, where the block has dots of pairs */
     float *o;                       /* [Dvp][LANES] */
     float shift[APA_CPU_LANES];     /* q·k̄ in log2 units: what centred scores lack of the exact ones */
     apa_cpu_state state;
@@ -49,8 +50,9 @@ typedef struct apa_cpu_block {
     apa_cpu_register reg[APA_CPU_BLOCK_REGISTERS];
     float c; /* state frames times c are in log2 units: |softmax scale|·log2 e, log2 e where scores are natural */
     apa_cpu_bend bend;
+    bool pairs; /* exact scores by scores_bf16: Q and K are BF16 and nothing has been multiplied into Q */
     /* scratch */
-    float *k;          /* [TILE][Dp] */
+    float *k;          /* [TILE][Dp]; with pairs: BF16 values */
     float *v;          /* [Dvp/8][V_BLOCK] */
     uint64_t v_poison; /* keys of the loaded tile with a NaN or Inf in their value */
     float *v_raw;      /* [Dvp/8][V_BLOCK]: the tile with those values in it; v has zeros there */

@@ -14,19 +14,21 @@
 
 typedef struct turn {
     const apa_cpu_kernels *kernels;
-    int what; /* apa_cpu_peak; PEAK_I8 */
+    int what; /* apa_cpu_peak, PEAK_I8 or PEAK_BF16 */
     int64_t rounds, piece;
     const char *memory;
     double done[LARGEST_THREADS];
 } turn;
 
-enum { PEAK_I8 = APA_CPU_PEAK_READ + 1 };
+enum { PEAK_I8 = APA_CPU_PEAK_READ + 1, PEAK_BF16 };
 
 static void run_turn(void *argument, size_t index)
 {
     turn *now = argument;
     if (now->what == PEAK_I8)
         now->done[index] = now->kernels->peak_i8(now->rounds);
+    else if (now->what == PEAK_BF16)
+        now->done[index] = now->kernels->peak_bf16(now->rounds);
     else
         now->done[index] =
             now->kernels->peak((apa_cpu_peak)now->what, now->rounds,
@@ -90,6 +92,8 @@ apa_status apa_ceilings_measure(apa_context *context, double seconds, apa_ceilin
     now->kernels = apa_cpu_kernels_for(apa_context_isa_level(context));
     now->memory = NULL;
     ceilings->f32_flops = best_rate(context, now, APA_CPU_PEAK_F32, seconds);
+    if (now->kernels->peak_bf16 != NULL)
+        ceilings->bf16_flops = best_rate(context, now, PEAK_BF16, seconds);
     ceilings->i8_ops = best_rate(context, now, PEAK_I8, seconds);
     ceilings->exp2_f32 = best_rate(context, now, APA_CPU_PEAK_EXP2_F32, seconds);
     ceilings->exp2_i8 = best_rate(context, now, APA_CPU_PEAK_EXP2_I8, seconds);

@@ -1,7 +1,7 @@
 /* Engine table entry: what it supports. How the work is spread: cpu/work.c. */
 #include "cpu/engine.h"
 
-#include "cpu/shape.h"
+#include "cpu/prep.h"
 #include "cpu/work.h"
 #include "recipe/defaults.h"
 
@@ -91,6 +91,25 @@ static apa_status check_mask(apa_context *context, const apa_call *call)
     return APA_STATUS_OK;
 }
 
+/* Tiles that were quantised before serve calls that would have made the same ones. */
+static apa_status check_kept(apa_context *context, const apa_call *call)
+{
+    const apa_recipe *recipe = &call->recipe;
+    apa_cpu_shape shape;
+    if (call->kept == NULL)
+        return APA_STATUS_OK;
+    apa_cpu_shape_of(call, 1.0, &shape);
+    const bool smooth = recipe->smooth_k == APA_TOGGLE_ON;
+    if (!shape.adaptive || (smooth == call->kept->smooth_k && shape.hadamard_block == call->kept->hadamard_block))
+        return APA_STATUS_OK;
+    const bool differs = smooth != call->kept->smooth_k;
+    return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                    "%s: %s%s, the cache's tiles were made with %s; a cache made with it takes it",
+                    differs ? "smooth_k" : "hadamard", (differs ? smooth : shape.hadamard_block > 1) ? "on" : "off",
+                    call->softcap > 0.0 && differs ? " (because of softcap)" : "",
+                    (differs ? call->kept->smooth_k : call->kept->hadamard_block > 1) ? "on" : "off");
+}
+
 static apa_status resolve(apa_context *context, apa_call *call)
 {
     if (is_too_large(call))
@@ -113,7 +132,7 @@ static apa_status resolve(apa_context *context, apa_call *call)
     if (status == APA_STATUS_OK && call->sinks.dtype != APA_DTYPE_NONE && recipe->force == APA_FORCE_NONE &&
         recipe->second_look != APA_TOGGLE_ON)
         return refuse(context, "second_look", "off with sinks", "on");
-    return status;
+    return status == APA_STATUS_OK ? check_kept(context, call) : status;
 }
 
 static void kernel_name(const apa_context *context, const apa_call *call, char *name, size_t size)

@@ -5,6 +5,8 @@
  * balanced merge, relative error O(u·log n).) */
 #include "cpu/exact.h"
 
+#include "cpu/decode.h"
+
 #include "cpu/bend.h"
 
 #include <math.h>
@@ -20,9 +22,16 @@ static void load_run(apa_cpu_block *block, const char *k, const char *v, int64_t
     const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
     const int64_t k_bytes = (int64_t)apa_dtype_bytes(call->k.dtype), v_bytes = (int64_t)apa_dtype_bytes(call->v.dtype);
     for (int64_t i = 0; i < n; i++) {
-        float *to = block->k + (from + i) * Dp;
-        block->kernels->widen(call->k.dtype, k + i * call->k.stride[2] * k_bytes, call->D, to);
-        memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
+        const char *key = k + i * call->k.stride[2] * k_bytes;
+        if (block->pairs) {
+            uint16_t *to = (uint16_t *)(void *)block->k + (from + i) * Dp;
+            memcpy(to, key, (size_t)(call->D * k_bytes));
+            memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
+        } else {
+            float *to = block->k + (from + i) * Dp;
+            block->kernels->widen(call->k.dtype, key, call->D, to);
+            memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
+        }
         if (!block->kernels->widen_v(call->v.dtype, v + i * call->v.stride[2] * v_bytes, call->Dv, Dvp, from + i,
                                      block->v))
             block->v_poison |= (uint64_t)1 << (from + i);
@@ -41,7 +50,8 @@ void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
                  apa_call_key(call, &call->v, block->b, block->kv_head, start + key), key, n);
     }
     if (keys < TILE) {
-        memset(block->k + keys * Dp, 0, sizeof *block->k * (size_t)((TILE - keys) * Dp));
+        const size_t size = block->pairs ? sizeof(uint16_t) : sizeof(float);
+        memset((char *)block->k + (size_t)(keys * Dp) * size, 0, (size_t)((TILE - keys) * Dp) * size);
         for (int64_t c = 0; c < Dvp; c += 8)
             memset(block->v + c / 8 * APA_CPU_V_BLOCK + keys * 8, 0, sizeof *block->v * (size_t)((TILE - keys) * 8));
     }
@@ -77,12 +87,18 @@ static void panel(apa_cpu_block *block, int64_t tile, const int *registers, int 
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const float *q[APA_CPU_PANEL_F32];
+    const uint32_t *q_pairs[APA_CPU_PANEL_F32];
     float *o[APA_CPU_PANEL_F32];
     for (int r = 0; r < n; r++) {
         q[r] = block->reg[registers[r]].q;
+        q_pairs[r] = block->reg[registers[r]].q_pairs;
         o[r] = block->reg[registers[r]].o;
     }
-    kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s, prefetch);
+    if (block->pairs)
+        kernels->scores_bf16(n, q_pairs, (const uint16_t *)(const void *)block->k, block->shape->Dp, block->s,
+                             prefetch);
+    else
+        kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s, prefetch);
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
@@ -233,6 +249,10 @@ static int64_t next_seen(const apa_cpu_block *block, int64_t tile, int64_t end)
 static void segment(apa_cpu_block *block, int64_t first, int64_t end)
 {
     int all[APA_CPU_BLOCK_REGISTERS];
+    if (apa_cpu_decode_applies(block)) {
+        apa_cpu_decode_segment(block, first, end);
+        return;
+    }
     for (int r = 0; r < block->n; r++)
         all[r] = r;
     apa_cpu_block_clear(block);

@@ -60,11 +60,16 @@ static bool whole_tiles(const apa_cpu_register *reg, int64_t group, apa_cpu_span
 /* Raw scores to log2 units; what is no whole tile weighs nothing. */
 static void to_log2(float *s, int n, const float *q_scale, const uint8_t *whole)
 {
-    for (int key = 0; key < TILE; key++)
-        for (int i = 0; i < LANES; i++) {
-            float *at = s + key * n * LANES + i;
-            *at = whole[key] ? *at * q_scale[i] : -INFINITY;
+    for (int key = 0; key < TILE; key++) {
+        float *at = s + key * n * LANES;
+        if (whole[key] == 0) {
+            for (int i = 0; i < LANES; i++)
+                at[i] = -INFINITY;
+            continue;
         }
+        for (int i = 0; i < LANES; i++)
+            at[i] *= q_scale[i];
+    }
 }
 
 /* Adds 64 tiles' bounds to the states of a panel of registers. */

@@ -34,6 +34,8 @@
 #define APA_CPU_PANEL_F32 3
 #define APA_CPU_V_BLOCK (APA_CPU_TILE * 8 + 16)
 #define APA_CPU_PANEL_I8 4
+/* Rows that the kernels of few rows take; their buffers are for this many whatever the number. */
+#define APA_CPU_FEW 8
 
 /* The adaptive walk of one register: everything a verdict needs, in the lanes. Log2 units. */
 typedef struct apa_cpu_walk {
@@ -98,6 +100,12 @@ typedef struct apa_cpu_kernels {
     void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s,
                        const apa_cpu_prefetch *prefetch);
 
+    /* BF16 inputs by a BF16 dot product; NULL at levels without one. As scores_f32 with q[r] [Dp/2][LANES] pairs of
+     * BF16 values (the lower d in the lower half) and k [TILE][Dp] BF16; a pair joins its chain in two roundings.
+     * Inputs and sums under 2^-126 count as zero. */
+    void (*scores_bf16)(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+                        const apa_cpu_prefetch *prefetch);
+
     /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL:
      * all keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK/c
      * (or when it has seen no key yet), turns scores into p = 2^((s - frame)·c), 0 for masked keys, in place, and adds
@@ -119,6 +127,33 @@ typedef struct apa_cpu_kernels {
     /* o[r][c][lane] += Σ_key p[key][r][lane]·v[key][c]: the tile's sum first (one chain over rising keys), then one
      * add. */
     void (*pv_f32)(int n, const float *p, const float *v, int64_t Dvp, float *const *o);
+
+    /* The same for R <= FEW rows, straight from the tensors: NULL at levels that gain nothing by it. Keys and values
+     * are n (1 … TILE) rows as in prep; q is [D rounded up to 16][FEW], zero padded; s is [FEW][TILE]. The chains are
+     * those of scores_f32 (scores_bf16 for BF16 where there is one), softmax_f32 and pv_f32, so a table's bits are the
+     * same on either way. */
+    void (*scores_few)(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead, int R,
+                       const float *q, float *s);
+
+    /* softmax_f32 on rows: lane r of span, state and alpha is row r. */
+    void (*softmax_few)(int R, float *s, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha);
+
+    /* o [FEW][Dv rounded up to 16] = o·alpha[row] + Σ p·v, the tile's sum first. With `check` it returns false, and
+     * leaves o alone, when some sum is not finite: a value may be none, which rows that don't see it must not notice.
+     */
+    bool (*pv_few)(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead, int R,
+                   const float *p, const float *alpha, bool check, float *o);
+
+    /* INT8 tiles for R rows (lanes 0 … R-1 of a register), NULL where a level has none. Bits as the kernels over lanes.
+     * q8 [FEW][Dp rounded up to 64], codes + 128; s, p8 [FEW][TILE]; o [FEW][Dvp rounded up to 16], of which pv_few_i8
+     * may touch rows from R on. maximum and sum are of LANES; lanes from R on get -inf and 0. */
+    void (*scores_few_i8)(int R, const uint8_t *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
+                          int64_t Dp, float *s, const apa_cpu_prefetch *prefetch);
+    void (*max_few_i8)(int R, const float *s, const apa_cpu_span *span, float *maximum);
+    void (*softmax_few_i8)(int R, const float *s, const apa_cpu_span *span, const float *maximum, const float *q_scale,
+                           uint8_t *p8, int32_t *sum);
+    void (*pv_few_i8)(int R, const uint8_t *p8, const int8_t *v8, const float *v_scale, const float *p_scale,
+                      int64_t Dvp, float *o);
 
     /* x[i][lane] *= alpha[lane] for i < rows. */
     void (*scale_lanes)(float *x, int64_t rows, const float *alpha);
@@ -182,6 +217,7 @@ typedef struct apa_cpu_kernels {
      * steps. Return what was done: multiply-adds as two operations, values of 2^x, bytes read. */
     double (*peak)(apa_cpu_peak what, int64_t rounds, const void *memory, int64_t bytes);
     double (*peak_i8)(int64_t rounds);
+    double (*peak_bf16)(int64_t rounds); /* NULL where scores_bf16 is */
 
     /* In place Walsh-Hadamard transform of consecutive blocks of `block` (a power of two) values, times 1/sqrt(block).
      */
@@ -205,6 +241,7 @@ extern const apa_cpu_kernels apa_cpu_kernels_avx2vnni; /* the same but for the I
 #endif
 #ifdef APA_HAVE_AVX512
 extern const apa_cpu_kernels apa_cpu_kernels_avx512;
+extern const apa_cpu_kernels apa_cpu_kernels_avx512bf16; /* and the BF16 dot product; part of the level avx512 */
 #endif
 #ifdef APA_HAVE_NEON
 extern const apa_cpu_kernels apa_cpu_kernels_neon;

@@ -5,7 +5,7 @@ const apa_cpu_kernels *apa_cpu_kernels_for(apa_isa isa)
 {
 #ifdef APA_HAVE_AVX512
     if (isa == APA_ISA_AVX512)
-        return &apa_cpu_kernels_avx512;
+        return apa_cpu_has_avx512bf16() ? &apa_cpu_kernels_avx512bf16 : &apa_cpu_kernels_avx512;
 #endif
 #ifdef APA_HAVE_AVX2
     if (isa == APA_ISA_AVX2 || isa == APA_ISA_AVX512) {

@@ -70,6 +70,7 @@ static bool timed_widen_v(apa_dtype dtype, const void *src, int64_t n, int64_t D
     const bool finite = at_hand->kernels->widen_v(dtype, src, n, Dvp, key, v);
     spend(APA_PHASE_EXACT_LOAD, since, 0.0);
     at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(dtype, n);
+    at_hand->loaded = true;
     return finite;
 }
 
@@ -79,6 +80,17 @@ static void timed_scores_f32(int n, const float *const *q, const float *k, int64
     const uint64_t since = apa_cpu_ticks();
     at_hand->kernels->scores_f32(n, q, k, Dp, s, prefetch);
     spend(APA_PHASE_EXACT_SCORES, since, products(n, Dp));
+}
+
+static void timed_scores_bf16(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+                              const apa_cpu_prefetch *prefetch)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->scores_bf16(n, q, k, Dp, s, prefetch);
+    spend(APA_PHASE_EXACT_SCORES, since, products(n, Dp));
+    if (at_hand->loaded) /* no kernel of the table has seen these keys */
+        at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(APA_DTYPE_BF16, APA_CPU_TILE * Dp);
+    at_hand->loaded = false;
 }
 
 static bool timed_softmax_f32(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
@@ -95,6 +107,32 @@ static void timed_pv_f32(int n, const float *p, const float *v, int64_t Dvp, flo
     const uint64_t since = apa_cpu_ticks();
     at_hand->kernels->pv_f32(n, p, v, Dvp, o);
     spend(APA_PHASE_EXACT_VALUES, since, products(n, Dvp));
+}
+
+static void timed_scores_few(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead,
+                             int R, const float *q, float *s)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->scores_few(dtype, keys, n, D, ahead, R, q, s);
+    spend(APA_PHASE_EXACT_SCORES, since, 2.0 * (double)(n * R) * (double)D);
+    at_hand->bytes[APA_PHASE_EXACT_SCORES] += element_bytes(dtype, n * D);
+}
+
+static void timed_softmax_few(int R, float *s, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->softmax_few(R, s, c, span, state, alpha);
+    spend(APA_PHASE_EXACT_SOFTMAX, since, (double)(APA_CPU_TILE * R));
+}
+
+static bool timed_pv_few(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead, int R,
+                         const float *p, const float *alpha, bool check, float *o)
+{
+    const uint64_t since = apa_cpu_ticks();
+    const bool finite = at_hand->kernels->pv_few(dtype, values, n, Dv, ahead, R, p, alpha, check, o);
+    spend(APA_PHASE_EXACT_VALUES, since, 2.0 * (double)(n * R) * (double)Dv);
+    at_hand->bytes[APA_PHASE_EXACT_VALUES] += element_bytes(dtype, n * Dv);
+    return finite;
 }
 
 static void timed_scale_lanes(float *x, int64_t rows, const float *alpha)
@@ -175,8 +213,12 @@ apa_cpu_kernels apa_cpu_phases_table(const apa_cpu_kernels *kernels)
     timed.widen = timed_widen;
     timed.widen_v = timed_widen_v;
     timed.scores_f32 = timed_scores_f32;
+    timed.scores_bf16 = kernels->scores_bf16 != NULL ? timed_scores_bf16 : NULL;
     timed.softmax_f32 = timed_softmax_f32;
     timed.pv_f32 = timed_pv_f32;
+    timed.scores_few = kernels->scores_few != NULL ? timed_scores_few : NULL;
+    timed.softmax_few = kernels->softmax_few != NULL ? timed_softmax_few : NULL;
+    timed.pv_few = kernels->pv_few != NULL ? timed_pv_few : NULL;
     timed.scale_lanes = timed_scale_lanes;
     timed.scores_i8 = timed_scores_i8;
     timed.max_i8 = timed_max_i8;

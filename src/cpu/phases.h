@@ -17,6 +17,7 @@ typedef struct apa_cpu_phases {
     uint64_t ticks[APA_PHASES];
     double operations[APA_PHASES], bytes[APA_PHASES];
     const void *k8, *v8; /* tile that was read last: the registers of a block share it */
+    bool loaded;         /* values of an exact tile have come since its keys were last counted */
     bool exact;          /* the softmax before was an exact one */
 } apa_cpu_phases;
 

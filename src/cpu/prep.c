@@ -123,17 +123,27 @@ static int64_t keys_in_tile(const apa_call *call, int64_t tile)
     return rest < TILE ? rest : TILE;
 }
 
-/* The rows of a tile and, for prefetching, of the next one (its own again where there is none). Returns how many. */
+static int rows_at(const apa_call *call, const apa_tensor *tensor, int64_t b, int64_t kv_head, int64_t tile,
+                   const void **rows)
+{
+    const int64_t start = tile * TILE, keys = keys_in_tile(call, tile);
+    const int64_t step = tensor->stride[2] * (int64_t)apa_dtype_bytes(tensor->dtype);
+    for (int64_t i = 0, n; i < keys; i += n) {
+        const char *row = apa_call_key(call, tensor, b, kv_head, start + i);
+        n = apa_call_run(call, start + i, keys - i);
+        for (int64_t j = 0; j < n; j++)
+            rows[i + j] = row + j * step;
+    }
+    return (int)keys;
+}
+
+/* The rows of a tile and, for prefetching, of the next one (its own again where there is no whole one). */
 static int rows_of_tile(const apa_call *call, const apa_tensor *tensor, int64_t b, int64_t kv_head, int64_t tile,
                         const void **rows, const void **ahead)
 {
-    const int64_t start = tile * TILE, keys = keys_in_tile(call, tile);
-    for (int64_t i = 0; i < keys; i++) {
-        const int64_t next = start + TILE + i;
-        rows[i] = apa_call_key(call, tensor, b, kv_head, start + i);
-        ahead[i] = next < call->Skv ? apa_call_key(call, tensor, b, kv_head, next) : rows[i];
-    }
-    return (int)keys;
+    const bool has_next = (tile + 2) * TILE <= call->Skv;
+    rows_at(call, tensor, b, kv_head, has_next ? tile + 1 : tile, ahead);
+    return rows_at(call, tensor, b, kv_head, tile, rows);
 }
 
 void apa_cpu_tile_sum(const apa_call *call, const apa_cpu_shape *shape, const apa_cpu_kernels *kernels, int64_t b,
@@ -256,7 +266,7 @@ static void make_top(const apa_call *call, const apa_cpu_shape *shape, const apa
 {
     float top = 0.0f;
     if (prepared->kept != NULL) {
-        top = prepared->kept->k_scale_top[head];
+        top = prepared->kept->k_scale_top != NULL ? prepared->kept->k_scale_top[head] : 0.0f;
         if (call->Skv % TILE != 0 && prepared->table[shape->tiles - 1] != NULL) {
             const float most = blob_at(prepared, shape, head, shape->tiles - 1)->k_scale_max;
             top = most > top ? most : top;

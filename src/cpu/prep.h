@@ -35,10 +35,10 @@ size_t apa_cpu_blob_bytes(int64_t Dp, int64_t Dvp);
 
 /* Tiles of one sequence that were quantised before the call; apa_call.kept of a call with B = 1. */
 typedef struct apa_kept {
-    /* [tiles], one for every TILE keys or part of it: Hkv blobs side by side each; NULL: not kept, made for the call when
-     * it sees the tile. A tile in part (the last one) is never kept. */
+    /* [tiles], one for every TILE keys or part of it: Hkv blobs side by side each; NULL: not kept, made for the call
+     * when it sees the tile. A tile in part (the last one) is never kept. */
     const void *const *tile;
-    const float *k_scale_top;     /* [Hkv]: the largest key scale of all whole tiles, kept or not */
+    const float *k_scale_top; /* [Hkv]: the largest key scale of all whole tiles, kept or not; NULL: there are none */
     const int64_t *segment_start; /* [segments]: first tile */
     const float *k_mean;          /* [Hkv][mean_rows][Dp]: a row per segment; mean_rows a multiple of TILE */
     int64_t segments, mean_rows;

@@ -47,6 +47,18 @@
                          const float *const *p_scale, int64_t Dvp, float *const *o);                                   \
     double apa_peak_i8_##dot(int64_t rounds)
 
+/* Kernels of few rows, which not every level has. */
+#define APA_CPU_DECLARE_FEW(isa)                                                                                       \
+    void apa_scores_few_##isa(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead,    \
+                              int R, const float *q, float *s);                                                        \
+    void apa_softmax_few_##isa(int R, float *s, float c, const apa_cpu_span *span, apa_cpu_state *state,               \
+                               float *alpha);                                                                          \
+    bool apa_pv_few_##isa(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead,     \
+                          int R, const float *p, const float *alpha, bool check, float *o)
+
+#define APA_CPU_FEW_ROW(isa)                                                                                           \
+    .scores_few = apa_scores_few_##isa, .softmax_few = apa_softmax_few_##isa, .pv_few = apa_pv_few_##isa
+
 /* The initialiser of a table, but for its name. */
 #define APA_CPU_ROW(isa, dot)                                                                                          \
     .widen = apa_widen_##isa, .widen_v = apa_widen_v_##isa, .scores_f32 = apa_scores_f32_##isa,                        \

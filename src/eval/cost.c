@@ -300,6 +300,8 @@ static double visible_pairs(const apa_problem *problem)
     call.Skv = problem->k.shape[2];
     call.causal = problem->causal != 0;
     call.q_offset = problem->q_offset == APA_Q_OFFSET_DEFAULT ? call.Skv - call.Sq : problem->q_offset;
+    if (problem->causal == APA_CAUSAL_TOP_LEFT)
+        call.q_offset = 0;
     call.window_left = problem->window_left;
     call.window_right = problem->window_right;
     double pairs = 0;

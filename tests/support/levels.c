@@ -5,24 +5,25 @@
 
 #include <stdio.h>
 
-/* The tables of this build. Each needs the CPU to have its level, and AVX-VNNI where it says so. */
+/* The tables of this build. Each needs the CPU to have its level, and what else it says. */
 static const struct {
     apa_isa isa;
     const apa_cpu_kernels *kernels;
-    int avxvnni;
+    int (*needs)(void);
 } built[] = {
-    {APA_ISA_SCALAR, &apa_cpu_kernels_scalar, 0},
+    {APA_ISA_SCALAR, &apa_cpu_kernels_scalar, NULL},
 #ifdef APA_HAVE_AVX2
-    {APA_ISA_AVX2, &apa_cpu_kernels_avx2, 0},
+    {APA_ISA_AVX2, &apa_cpu_kernels_avx2, NULL},
 #endif
 #ifdef APA_HAVE_AVXVNNI
-    {APA_ISA_AVX2, &apa_cpu_kernels_avx2vnni, 1},
+    {APA_ISA_AVX2, &apa_cpu_kernels_avx2vnni, apa_cpu_has_avxvnni},
 #endif
 #ifdef APA_HAVE_AVX512
-    {APA_ISA_AVX512, &apa_cpu_kernels_avx512, 0},
+    {APA_ISA_AVX512, &apa_cpu_kernels_avx512, NULL},
+    {APA_ISA_AVX512, &apa_cpu_kernels_avx512bf16, apa_cpu_has_avx512bf16},
 #endif
 #ifdef APA_HAVE_NEON
-    {APA_ISA_NEON, &apa_cpu_kernels_neon, 0},
+    {APA_ISA_NEON, &apa_cpu_kernels_neon, NULL},
 #endif
 };
 #define BUILT (int)(sizeof built / sizeof built[0])
@@ -65,7 +66,7 @@ int apa_test_tables(apa_test_level table[APA_TEST_LEVELS_MAX])
         if (!build_has((apa_isa)i))
             printf("# kernels of level %s skipped: not in this build\n", apa_isa_name((apa_isa)i));
     for (int i = 0; i < BUILT; i++) {
-        if (!cpu_has(built[i].isa) || (built[i].avxvnni && !apa_cpu_has_avxvnni())) {
+        if (!cpu_has(built[i].isa) || (built[i].needs != NULL && !built[i].needs())) {
             printf("# kernels %s skipped: this CPU lacks them\n", built[i].kernels->name);
             continue;
         }

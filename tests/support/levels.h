@@ -5,7 +5,7 @@
 
 #include "cpu/kernels.h"
 
-#define APA_TEST_LEVELS_MAX 5
+#define APA_TEST_LEVELS_MAX 6
 
 typedef struct apa_test_level {
     apa_isa isa;

@@ -1,6 +1,6 @@
 /* Softcap, slopes and bias of the AVX-512 level: 16 rows are a register. */
 #include "cpu/avx512/avx512.h"
-#include "cpu/avx512/vector.h"
+#include "cpu/avx512/turn.h"
 
 #include <math.h>
 
@@ -64,36 +64,14 @@ void apa_bend_avx512(float *s, int n, const float *factor, float cap, const floa
         bend_panel(s, n, factor, 0.0f, slope, distance, bias);
 }
 
-/* Sixteen rows of sixteen keys: pairs, quads, then quarters of registers change places. */
-APA_INLINE void transpose16(const float *rows, float *lanes)
-{
-    __m512 x[16], y[16];
-    for (int i = 0; i < 16; i++)
-        x[i] = _mm512_load_ps(rows + i * TILE);
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            x[i + 2 * j] = _mm512_shuffle_ps(y[i + j], y[i + 2 + j], 0x44);
-            x[i + 2 * j + 1] = _mm512_shuffle_ps(y[i + j], y[i + 2 + j], 0xee);
-        }
-    /* x[4g + j] holds keys j, j+4, j+8, j+12 of rows 4g … 4g+3 in its quarters */
-    for (int j = 0; j < 4; j++) {
-        const __m512 even_low = _mm512_shuffle_f32x4(x[j], x[4 + j], 0x88);
-        const __m512 odd_low = _mm512_shuffle_f32x4(x[j], x[4 + j], 0xdd);
-        const __m512 even_high = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0x88);
-        const __m512 odd_high = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0xdd);
-        _mm512_store_ps(lanes + j * LANES, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
-        _mm512_store_ps(lanes + (j + 4) * LANES, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
-        _mm512_store_ps(lanes + (j + 8) * LANES, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
-        _mm512_store_ps(lanes + (j + 12) * LANES, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
-    }
-}
-
 void apa_into_lanes_avx512(const float *rows, float *lanes)
 {
-    for (int key = 0; key < TILE; key += 16)
-        transpose16(rows + key, lanes + key * LANES);
+    for (int key = 0; key < TILE; key += 16) {
+        __m512 x[16];
+        for (int i = 0; i < 16; i++)
+            x[i] = _mm512_loadu_ps(rows + i * TILE + key);
+        transpose16(x);
+        for (int i = 0; i < 16; i++)
+            _mm512_storeu_ps(lanes + (key + i) * LANES, x[i]);
+    }
 }

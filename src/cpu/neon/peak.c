@@ -3,5 +3,5 @@
 #include "cpu/neon/vector.h"
 
 #define SUFFIX neon
-#define KEEP(x) __asm__ volatile("" : : "w"((x).low), "w"((x).high))
+#define KEEP(x) __asm__ volatile("" : : "w"((x).a), "w"((x).b))
 #include "cpu/lanes8/peak.h"

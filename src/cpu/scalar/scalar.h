@@ -11,6 +11,7 @@
 
 APA_CPU_DECLARE(scalar);
 APA_CPU_DECLARE_DOT(scalar);
+APA_CPU_DECLARE_FEW(scalar);
 
 /* 2^n by its bits, for a whole number n; 0 under the subnormals, through two factors where the result is subnormal. */
 static inline float power_of_two(float n)
