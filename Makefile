@@ -1,6 +1,6 @@
 # The way in for people; CMakeLists.txt is what builds. Every target first installs what it lacks on Debian (scripts/setup.sh).
 
-.PHONY: all demo test install format check-format clean help
+.PHONY: all demo test property fuzz install format check-format clean help
 
 CTEST_FLAGS ?= --output-on-failure --no-label-summary
 
@@ -19,6 +19,16 @@ test: ## gcc with warnings as errors, then every test
 	cmake --build --preset ci-gcc
 	ctest --test-dir build-gcc $(CTEST_FLAGS)
 
+property: ## 20000 random problems on every engine against double; SEED=... repeats, CASES=... more or fewer
+	@scripts/setup.sh test
+	cmake --preset ci-gcc
+	cmake --build --preset ci-gcc --target property
+	build-gcc/property --cases $(or $(CASES),20000) --seed $(or $(SEED),$(shell date +%s))
+
+fuzz: ## libFuzzer on every target, SECONDS=600 each (clang)
+	@scripts/setup.sh ci
+	scripts/fuzz.sh $(or $(SECONDS),600)
+
 install: all ## headers, libraries, command, apa.pc and the CMake package; PREFIX=… and DESTDIR=… are obeyed
 	cmake --install build $(if $(PREFIX),--prefix $(PREFIX))
 
@@ -31,7 +41,7 @@ check-format: ## fails when clang-format would change a file
 	@scripts/format.sh --check
 
 clean: ## removes every build folder, build/venv included
-	rm -rf build build-gcc build-clang build-sanitize
+	rm -rf build build-gcc build-clang build-sanitize build-fuzz build-tsan
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile

@@ -139,6 +139,33 @@ static void test_static_codes(void **state)
     assert_codes(&thrift, (const double[]){6, 3, 1.5, 1, 0.5, 0}, 6);
 }
 
+/* The row's largest score, 1.5, rounded up to the frame 2: 256·2^(s - 2) is 181.02, 90.51, 8, of steps 16, 8, 1. Direct
+ * codes are 8·(s - 2) + 120 = 116, 108, 80: 1.5·2^7, 1.5·2^6, 2^3, in units of 2^(.455/8)/256. */
+static void test_row_tile_pow2_codes(void **state)
+{
+    (void)state;
+    const double s[] = {1.5, 0.5, -3, -1000};
+    const tile t = codes_of("apa-e4m3", "p_scale", "row-tile-pow2", -INFINITY, s, 4);
+    assert_codes(&t, (const double[]){176, 88, 8, 0}, 4);
+    assert_true(t.row.p_frame == 2 && t.row.p_sum == 272.0 / 256);
+    const tile direct = codes_of("directp-e4m3", "p_scale", "row-tile-pow2", -INFINITY, s, 4);
+    assert_codes(&direct, (const double[]){192, 96, 8, 0}, 4);
+    assert_true(fabs(direct.row.p_sum * 256 * exp2(0.455 / 8) - 296) <= 1e-12);
+    const tile lone = codes_of("apa-e4m3", "p_scale", "row-tile-pow2", -INFINITY, (const double[]){-4}, 1);
+    assert_codes(&lone, (const double[]){256}, 1); /* a power of two is its own frame */
+}
+
+/* Scales up to a power of two: 7/448 = 2^-6 stays, 8/448 becomes 2^-5; codes differ by their exponents alone. */
+static void test_pow2_scales(void **state)
+{
+    (void)state;
+    float x[] = {7, -0.6F, 0}, y[] = {8, -0.6F, 0};
+    assert_true(apa_reference_e4m3_units(x, 3, 1, 7, 448, true) == 0x1p-6);
+    assert_true(x[0] == 448 && x[1] == -40 && x[2] == 0); /* .6·64 = 38.4, of step 4 */
+    assert_true(apa_reference_e4m3_units(y, 3, 1, 8, 448, true) == 0x1p-5);
+    assert_true(y[0] == 256 && y[1] == -20 && y[2] == 0);
+}
+
 /* SageAttention3: the row's largest P to 2688; groups 2688 and 168 have scales 448 and 28, and 168·2^-3.5 = 14.8 → 14;
  * a group that is not seen at all, and one whose scale rounds to 0, are 0. */
 static void test_two_level_codes(void **state)
@@ -264,6 +291,8 @@ int main(void)
         cmocka_unit_test(test_fp22),
         cmocka_unit_test(test_f16_and_f32_sums),
         cmocka_unit_test(test_static_codes),
+        cmocka_unit_test(test_row_tile_pow2_codes),
+        cmocka_unit_test(test_pow2_scales),
         cmocka_unit_test(test_two_level_codes),
         cmocka_unit_test(test_mx_codes),
         cmocka_unit_test(test_direct_codes),

