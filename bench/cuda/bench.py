@@ -12,6 +12,7 @@ import ctypes
 import json
 import math
 import statistics
+import subprocess
 import time
 
 import torch
@@ -121,6 +122,9 @@ def make(kind, shape, dtype, seed=1):
     return [x.to(dtype) for x in (q, k, v)]
 
 
+PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
 def sdpa(backend, q, k, v, causal):
     def run():
         with sdpa_kernel(backend):
@@ -154,6 +158,12 @@ def compare(got, expected):
     return math.sqrt(square / total), least
 
 
+def clock():
+    """SM clock right now: the card is under a power cap and slows down under long loads."""
+    asked = subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    return asked.stdout.split("\n")[0].strip() if asked.returncode == 0 else "?"
+
+
 def once(run):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -168,6 +178,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--shapes", default="long,causal")
     parser.add_argument("--kinds", default="topics,sink-tail,randn")
+    parser.add_argument("--methods", default="flash,cudnn,exact,apa,cold", help="peers, and presets with settings: apa:cold_format=e4m3:eps=0.01")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.15)
     parser.add_argument("--json")
@@ -182,10 +193,13 @@ def main():
             q, k, v = make(kind, shape, torch.float16)
             out = torch.full((B, Hq, Sq, D), math.nan, dtype=torch.float16, device="cuda")
             lse = torch.empty(B, Hq, Sq, dtype=torch.float32, device="cuda")
-            methods = {"flash": sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, causal), "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal),
-                       "exact": library.call("exact", q, k, v, out, lse, causal),
-                       "apa": library.call("apa", q, k, v, out, lse, causal),
-                       "cold": library.call("cold", q, k, v, out, lse, causal)}
+            methods = {}
+            for m in arguments.methods.split(","):
+                if m in PEERS:
+                    methods[m] = sdpa(PEERS[m], q, k, v, causal)
+                else:
+                    preset, *settings = m.split(":")  # apa:cold_format=e4m3:eps=0.01
+                    methods[m] = library.call(preset, q, k, v, out, lse, causal, [setting.split("=") for setting in settings])
             rows = sorted({0, 1, Sq // 3, Sq // 2, Sq - 1} | set(range(0, Sq, max(1, Sq // 24))))
             whole = None
             expected, times, errors = truth(q, k, v, causal, rows), {m: [] for m in methods}, {}
@@ -207,18 +221,19 @@ def main():
                     times[m].append(once(run))
                 time.sleep(arguments.pause)
             pairs = Sq * Skv - (Sq * (Sq - 1) // 2 if causal else 0)
-            flash = statistics.median(times["flash"]) if "flash" in methods else math.nan
+            to = {peer: statistics.median(times[peer]) if peer in methods else math.nan for peer in PEERS}
+            print(f"{name} {kind}: pause {arguments.pause} s, clock after the last block {clock()} MHz", flush=True)
             for m, run in methods.items():
                 ms = statistics.median(times[m])
                 spread = (max(times[m]) - min(times[m])) / ms
                 counts = run.counts.tolist() if hasattr(run, "counts") else [0, 0, 0]
                 record = {"shape": name, "kind": kind, "method": m, "ms": ms, "spread": spread, "tflops": 4 * B * Hq * pairs * D / ms / 1e9,
-                          "to_flash": ms / flash, "rel_l2": errors[m][0], "worst": errors[m][1],
+                          "to_flash": ms / to["flash"], "to_cudnn": ms / to["cudnn"], "rel_l2": errors[m][0], "worst": errors[m][1],
                           "rel_l2_to_exact": all_pairs[m][0], "min_cos_to_exact": all_pairs[m][1],
                           "hot": counts[1] / max(counts[0], 1), "candidates": counts[2] / max(counts[0], 1),
                           "workspace_mib": getattr(run, "workspace_bytes", 0) / 2**20}
                 records.append(record)
-                print("{shape:9} {kind:9} {method:6} {ms:8.3f} ms ±{spread:4.0%} {tflops:6.0f} TFLOP/s {to_flash:5.2f} of flash  l2 {rel_l2:.1e} worst {worst:.1e} all pairs {rel_l2_to_exact:.1e} cos {min_cos_to_exact:.5f} "
+                print("{shape:9} {kind:9} {method:6} {ms:8.3f} ms ±{spread:4.0%} {tflops:6.0f} TFLOP/s {to_flash:5.2f} of flash {to_cudnn:5.2f} of cudnn  l2 {rel_l2:.1e} worst {worst:.1e} all pairs {rel_l2_to_exact:.1e} cos {min_cos_to_exact:.5f} "
                       "hot {hot:6.2%} ({candidates:.1%}) {workspace_mib:.0f} MiB".format(**record), flush=True)
             if arguments.profile:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

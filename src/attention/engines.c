@@ -9,7 +9,7 @@
 
 static const apa_engine *const engines[] = {
 #ifdef APA_HAVE_CUDA
-    &apa_cuda_warp_engine,
+    &apa_cuda_wgmma_engine, &apa_cuda_warp_engine,
 #endif
     &apa_cpu_engine, &apa_reference_engine};
 

@@ -2,12 +2,14 @@
 #include "cuda/device.h"
 
 #include "apa/cuda.h"
+#include "cuda/trait.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
 
 #define LOWEST_CAPABILITY 80 /* m16n8k32 on bytes, cp.async */
+#define HOPPER 90            /* wgmma runs on 9.0 alone */
 
 void apa_cuda_device_init(apa_cuda_device *device)
 {
@@ -68,11 +70,19 @@ apa_status apa_cuda_device_describe(apa_context *context, int32_t index, apa_cud
         return APA_STATUS_OK;
     }
     snprintf(device->kernels, sizeof device->kernels, "warp-mma");
-    snprintf(device->cold_format, sizeof device->cold_format, "int8");
-    snprintf(device->reason, sizeof device->reason, "%s",
-             device->capability >= 120  ? "int8 runs everywhere; nvfp4 and fp8 tiles are not in this build yet"
-             : device->capability >= 89 ? "int8 runs everywhere; fp8 tiles are not in this build yet"
-                                        : "int8: the cheapest tensor core format that the device has");
+    const char *why;
+    const apa_cuda_trait *trait = apa_cuda_trait_of_device(device->capability, &why);
+    snprintf(device->cold_format, sizeof device->cold_format, "%s",
+             trait->cold_format == APA_COLD_FORMAT_INT8 ? "int8" : trait->name);
+    snprintf(device->reason, sizeof device->reason, "%s", why);
+    if (device->capability == HOPPER) {
+        snprintf(device->kernels, sizeof device->kernels, "wgmma, warp-mma");
+        snprintf(device->cold_format, sizeof device->cold_format, "e4m3");
+        snprintf(
+            device->reason, sizeof device->reason,
+            "cuda:wgmma: E4M3 products with FP16 sums of scores are the fastest here (D 64 and 128); cuda:warp: %s",
+            trait->name);
+    }
     return APA_STATUS_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "cuda/enqueue.h"
 #include "cuda/job.h"
+#include "cuda/trait.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -17,8 +18,11 @@ static void kernel_name(const apa_context *context, const apa_call *call, char *
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
     }
-    snprintf(name, size, "%s%s warp-mma on sm_%d%d", apa_cuda_all_hot(&call->recipe) ? "" : "i8+",
-             apa_dtype_name(call->q.dtype), major, minor);
+    const char *knob;
+    const apa_cuda_trait *trait = apa_cuda_all_hot(&call->recipe) ? NULL : apa_cuda_trait_find(&call->recipe, &knob);
+    const bool software = trait != NULL && 10 * major + minor < trait->native;
+    snprintf(name, size, "%s%s%s%s warp-mma on sm_%d%d", trait == NULL ? "" : trait->name,
+             software ? " (in software)" : "", trait == NULL ? "" : "+", apa_dtype_name(call->q.dtype), major, minor);
 }
 
 /* Scratch is device memory, taken by run(). */
@@ -114,6 +118,30 @@ static cudaError_t upload(session *at, int which, const apa_tensor *x)
     return cudaMemcpy(at->device[which], from, bytes, cudaMemcpyHostToDevice);
 }
 
+/* K or V as the device gets it: pages one after another, so that kernels see flat tensors only. */
+static apa_tensor flat_keys(const apa_call *call, const apa_tensor *x, void *data)
+{
+    return call->pages == NULL ? packed_like(x, data)
+                               : apa_tensor_hnd(data, x->dtype, 1, call->Hkv, call->Skv, x->shape[3]);
+}
+
+static cudaError_t upload_keys(session *at, int which, const apa_call *call, const apa_tensor *x)
+{
+    if (call->pages == NULL)
+        return upload(at, which, x);
+    const size_t row = (size_t)x->shape[3] * apa_dtype_bytes(x->dtype), bytes = (size_t)(call->Hkv * call->Skv) * row;
+    const cudaError_t error = take(at, which, bytes);
+    if (error != cudaSuccess || bytes == 0)
+        return error;
+    char *to = stage(at, bytes);
+    if (to == NULL)
+        return cudaErrorMemoryAllocation;
+    for (int64_t h = 0; h < call->Hkv; h++)
+        for (int64_t j = 0; j < call->Skv; j++, to += row)
+            memcpy(to, apa_call_key(call, x, 0, h, j), row);
+    return cudaMemcpy(at->device[which], at->staging, bytes, cudaMemcpyHostToDevice);
+}
+
 static cudaError_t download(session *at, int which, const apa_tensor *x)
 {
     const size_t bytes = bytes_of(x);
@@ -137,9 +165,9 @@ static cudaError_t move_in(session *at, const apa_call *call, size_t workspace, 
     if (error == cudaSuccess)
         error = upload(at, Q, &call->q);
     if (error == cudaSuccess)
-        error = upload(at, K, &call->k);
+        error = upload_keys(at, K, call, &call->k);
     if (error == cudaSuccess)
-        error = upload(at, V, &call->v);
+        error = upload_keys(at, V, call, &call->v);
     if (error == cudaSuccess)
         error = take(at, OUT, bytes_of(&call->out));
     if (error == cudaSuccess)
@@ -190,22 +218,23 @@ static apa_status cuda_failed(apa_context *context, cudaError_t error, size_t by
     return apa_fail(context, APA_STATUS_INTERNAL, "cuda: %s", cudaGetErrorString(error));
 }
 
-static apa_status run(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics)
+apa_status apa_cuda_run(apa_context *context, const apa_call *call, const apa_cuda_family *family,
+                        apa_statistics *statistics)
 {
-    (void)workspace;
     apa_cuda_target target;
     apa_status status = apa_cuda_current(context, &target);
     if (status != APA_STATUS_OK)
         return status;
-    const size_t bytes = apa_cuda_device_bytes(call, &target);
+    const size_t bytes = family->device_bytes(call, &target);
     const size_t verdicts = call->verdicts == NULL ? 0 : (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call));
     session at = {0};
     cudaError_t error = move_in(&at, call, bytes, verdicts);
     if (error == cudaSuccess) {
         apa_call moved = *call;
         moved.q = packed_like(&call->q, at.device[Q]);
-        moved.k = packed_like(&call->k, at.device[K]);
-        moved.v = packed_like(&call->v, at.device[V]);
+        moved.k = flat_keys(call, &call->k, at.device[K]);
+        moved.v = flat_keys(call, &call->v, at.device[V]);
+        moved.pages = NULL;
         moved.out = packed_like(&call->out, at.device[OUT]);
         moved.lse = packed_like(&call->lse, at.device[LSE]);
         const apa_cuda_place place = {at.stream, at.device[WORKSPACE], at.device[COUNTS], at.device[VERDICTS],
@@ -214,7 +243,7 @@ static apa_status run(apa_context *context, const apa_call *call, void *workspac
         if (error == cudaSuccess)
             error = cudaEventRecord(at.event[1],
                                     at.stream); /* also where there are no rows, so nothing is recorded later */
-        status = apa_cuda_enqueue(context, &moved, &target, &place);
+        status = family->enqueue(context, &moved, &target, &place);
         if (error == cudaSuccess && status == APA_STATUS_OK)
             error = cudaEventRecord(at.event[2], at.stream);
         if (error == cudaSuccess && status == APA_STATUS_OK)
@@ -225,6 +254,13 @@ static apa_status run(apa_context *context, const apa_call *call, void *workspac
     statistics->workspace_bytes = bytes;
     release(&at);
     return status;
+}
+
+static apa_status run(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics)
+{
+    static const apa_cuda_family warp = {apa_cuda_device_bytes, apa_cuda_enqueue};
+    (void)workspace;
+    return apa_cuda_run(context, call, &warp, statistics);
 }
 
 const apa_engine apa_cuda_warp_engine = {

@@ -1,7 +1,9 @@
 /* Cutting the work, laying out the workspace, launching. */
 #include "cuda/enqueue.h"
 
+#include "cuda/accept.h"
 #include "cuda/job.h"
+#include "cuda/trait.h"
 #include "recipe/defaults.h"
 
 #include <cuda_runtime_api.h>
@@ -16,79 +18,33 @@
 #define LEAST_TILES 8                  /* of a split */
 #define MOST_SPLITS 64
 #define MOST_HOT_SPLITS 8
+#define BLOCK_RESERVE                                                                                                  \
+    1280 /* shared memory of a block that is not asked for: static, and the 1 KB that the driver takes */
 
 /* ------------------------------------------------------------------------------- what is taken */
 
-bool apa_cuda_all_hot(const apa_recipe *recipe)
+/* The row of the table; call it for recipes that were accepted and are not all hot. */
+static const apa_cuda_trait *trait_of(const apa_recipe *recipe)
 {
-    return recipe->force == APA_FORCE_HIGH || (recipe->force == APA_FORCE_NONE && recipe->eps < 0.0);
-}
-
-static apa_status refuse(apa_context *context, const char *what, const char *found, const char *expected)
-{
-    return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, the cuda:warp engine takes %s", what, found, expected);
-}
-
-static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
-{
-    char found[32] = "";
-    if (recipe->tile != APA_CUDA_TILE) {
-        snprintf(found, sizeof found, "%d", (int)recipe->tile);
-        return refuse(context, "tile", found, "64");
-    }
-    if (recipe->exact_format != APA_EXACT_FORMAT_INPUT)
-        return refuse(context, "exact_format", "f16 or bf16", "input");
     const char *knob;
-    if (apa_recipe_beyond_walk(recipe, &knob)) {
-        apa_recipe_get(recipe, knob, found, sizeof found);
-        return refuse(context, knob, found, "the plain adaptive walk only");
-    }
-    if (apa_cuda_all_hot(recipe))
-        return APA_STATUS_OK; /* no cold tile, so nothing below matters */
-    if (recipe->group != APA_CUDA_GROUP) {
-        snprintf(found, sizeof found, "%d", (int)recipe->group);
-        return refuse(context, "group", found, "16");
-    }
-    if (recipe->cold_format != APA_COLD_FORMAT_INT8) {
-        apa_recipe_get(recipe, "cold_format", found, sizeof found);
-        return refuse(context, "cold_format", found, "int8");
-    }
-    if (recipe->q_terms != 1)
-        return refuse(context, "q_terms", "2", "1");
-    if (recipe->smooth_v != APA_TOGGLE_OFF)
-        return refuse(context, "smooth_v", "on", "off");
-    if (recipe->p_scale != APA_P_SCALE_ROW_TILE)
-        return refuse(context, "p_scale", "ue4m3 or pow2", "row-tile");
-    if (recipe->skip == APA_TOGGLE_ON)
-        return refuse(context, "skip", "on", "off");
-    /* Verdicts fall when λ is complete, so neither its start nor the order of tiles decides anything. */
-    if (recipe->second_look != APA_TOGGLE_ON)
-        return refuse(context, "second_look", "off", "on");
-    return APA_STATUS_OK;
+    return apa_cuda_trait_find(recipe, &knob);
 }
 
 static apa_status check_shape(apa_context *context, const apa_call *call, const apa_cuda_target *target)
 {
-    char found[64];
-    if (call->k.dtype != call->q.dtype || call->v.dtype != call->q.dtype)
-        return refuse(context, "dtype", "q, k and v that differ", "one dtype for all three");
-    if (call->q.dtype != APA_DTYPE_F16 && call->q.dtype != APA_DTYPE_BF16)
-        return refuse(context, "dtype", apa_dtype_name(call->q.dtype), "f16 and bf16");
-    if (call->out.dtype == APA_DTYPE_F64 || call->lse.dtype == APA_DTYPE_F64)
-        return refuse(context, "dtype of out or lse", "f64", "f16, bf16 and f32 (lse: f32)");
-    if (call->D != call->Dv || (call->D != 64 && call->D != 128 && call->D != 256)) {
-        snprintf(found, sizeof found, "%lld (values %lld)", (long long)call->D, (long long)call->Dv);
-        return refuse(context, "dim", found, "64, 128 or 256, the same for values");
-    }
-    if (call->Skv > INT32_MAX - APA_CUDA_TILE || call->Sq > INT32_MAX / 2 / call->G || call->Hq > INT32_MAX / 2 ||
-        call->B * call->Hkv > INT32_MAX / 2 || apa_call_tiles(call) * call->B * call->Hkv > INT32_MAX)
-        return refuse(context, "shape", "an axis beyond 2^30", "fewer rows, keys and tiles");
-    if (apa_call_changes_scores(call) || call->sinks.dtype != APA_DTYPE_NONE || call->pages != NULL)
-        return apa_fail(context, APA_STATUS_UNSUPPORTED,
-                        "softcap, attn_mask, alibi_slopes, sinks or block_table: the cuda engine takes none of them");
+    const apa_status status = apa_cuda_check_shape(context, call);
+    if (status != APA_STATUS_OK)
+        return status;
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
-    const int64_t cold = apa_cuda_cold_shared_bytes(call->D), hot = apa_cuda_hot_shared_bytes(call->D);
-    const int64_t need = all_hot ? apa_cuda_exact_shared_bytes(call->D) : cold > hot ? cold : hot;
+    const apa_cuda_trait *trait = all_hot ? NULL : trait_of(&call->recipe);
+    if (trait != NULL && target->capability < trait->capability)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "cold_format: %s needs compute capability %d.%d, this device has %d.%d", trait->name,
+                        (int)trait->capability / 10, (int)trait->capability % 10, (int)target->capability / 10,
+                        (int)target->capability % 10);
+    const int64_t cold = all_hot ? 0 : apa_cuda_cold_shared_bytes(trait->number, call->D, target->capability);
+    const int64_t hot = all_hot ? apa_cuda_exact_shared_bytes(call->D) : apa_cuda_hot_shared_bytes(call->D);
+    const int64_t need = cold > hot ? cold : hot;
     if (need > target->shared_bytes)
         return apa_fail(context, APA_STATUS_UNSUPPORTED,
                         "dim: %lld needs %lld bytes of shared memory in a block, this device has %lld",
@@ -102,10 +58,11 @@ apa_status apa_cuda_resolve(apa_context *context, apa_call *call)
     apa_status status = apa_cuda_current(context, &target);
     if (status != APA_STATUS_OK)
         return status;
+    apa_cuda_trait_prefer(&call->recipe);
     apa_recipe_fill_auto(&call->recipe, call->Sq, call->Skv, call->D);
     if (call->recipe.skip == APA_TOGGLE_AUTO)
         call->recipe.skip = APA_TOGGLE_OFF;
-    status = check_recipe(context, &call->recipe);
+    status = apa_cuda_accept(context, &call->recipe);
     return status == APA_STATUS_OK ? check_shape(context, call, &target) : status;
 }
 
@@ -174,6 +131,13 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->hadamard = recipe->hadamard == APA_TOGGLE_ON;
     job->judged = recipe->force == APA_FORCE_NONE && recipe->eps < 1.0;
     job->early_tiles = job->judged ? recipe->early_tiles : 0;
+    job->second_look = recipe->second_look == APA_TOGGLE_ON;
+    job->hold_all = !job->second_look;
+    job->tau = (float)recipe->lazy_tau;
+    job->delta = (float)recipe->frame_drop;
+    job->search = recipe->scale_search == APA_TOGGLE_ON;
+    const apa_cuda_trait *trait = apa_cuda_all_hot(recipe) ? NULL : trait_of(recipe);
+    job->trait = trait == NULL ? APA_CUDA_INT8 : trait->number; /* none: the recipe is another family's */
 }
 
 int32_t apa_cuda_choose_splits(const apa_cuda_job *job, int64_t units, int64_t slots)
@@ -194,11 +158,15 @@ int32_t apa_cuda_choose_splits(const apa_cuda_job *job, int64_t units, int64_t s
 static void cut(const apa_call *call, const apa_cuda_target *target, bool all_hot, apa_cuda_job *job)
 {
     const int64_t units = (int64_t)job->B * job->Hkv * job->units;
-    const int64_t shared = all_hot ? apa_cuda_exact_shared_bytes(job->D) : apa_cuda_cold_shared_bytes(job->D);
-    const int64_t fit = target->shared_bytes_of_sm / (shared + 2048);
+    job->capability = target->capability;
+    const int64_t shared =
+        all_hot ? apa_cuda_exact_shared_bytes(job->D) : apa_cuda_cold_shared_bytes(job->trait, job->D, job->capability);
+    const int64_t fit = target->shared_bytes_of_sm / (shared + BLOCK_RESERVE);
     const int64_t slots = target->multiprocessors * (job->D <= 128 && fit >= 2 ? 2 : 1);
     const bool triangle = call->causal && !job->packing_rows && job->Sq16 % APA_CUDA_UNIT == 0;
     job->splits = units == 0 ? 1 : triangle && units >= 2 * slots ? 1 : apa_cuda_choose_splits(job, units, slots);
+    if (!all_hot && job->judged && !job->second_look)
+        job->splits = 1; /* verdicts fall on the way, against λ of all that came before */
     job->hot_splits = 1;
     while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 8 * target->multiprocessors)
         job->hot_splits++;
@@ -233,10 +201,13 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, arena *at)
     job->tile_sum = take(at, job->smooth ? tiles * (D + 1) : 0, sizeof(double));
     job->mean_sum = take(at, job->smooth ? heads * D : 0, sizeof(double));
     job->k_mean = take(at, heads * D, sizeof(float));
-    job->blob = take(at, tiles * apa_cuda_blob_bytes(D), 1);
+    job->blob = take(at, tiles * apa_cuda_blob_bytes(job->trait, D), 1);
     job->poisoned = take(at, tiles, 1);
     job->k_scale_max = take(at, heads, sizeof(float));
-    job->q8 = take(at, rows * D, 1);
+    job->k_amax = take(at, heads, sizeof(float));
+    job->v_amax = take(at, heads * D, sizeof(float));
+    job->v_scale = take(at, heads * D, sizeof(float));
+    job->q_codes = take(at, units * apa_cuda_query_bytes(job->trait, D), 1);
     job->q16 = take(at, rows * D, 2);
     job->q_scale = take(at, rows, sizeof(float));
     job->shift = take(at, rows, sizeof(float));
@@ -339,6 +310,8 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
             error = apa_cuda_launch_cold(job, place->stream);
         if (error == 0)
             error = apa_cuda_launch_judge(job, place->stream);
+        if (error == 0 && job->judged) /* without verdicts nothing was guessed */
+            error = apa_cuda_launch_fix(job, place->stream);
         if (error == 0)
             error = apa_cuda_launch_hot(job, place->stream);
         if (error == 0 && !apa_cuda_finishes_in_pass_2(job))

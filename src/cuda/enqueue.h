@@ -3,13 +3,11 @@
 #define APA_CUDA_ENQUEUE_H
 
 #include "core/call.h"
+#include "cuda/accept.h"
 #include "cuda/device.h"
 
 /* Fills in what the recipe leaves on auto; refuses what the kernels cannot do, with the reason. */
 apa_status apa_cuda_resolve(apa_context *context, apa_call *call);
-
-/* True when every tile is hot, so that the exact kernel does all. */
-bool apa_cuda_all_hot(const apa_recipe *recipe);
 
 size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target);
 
@@ -27,5 +25,37 @@ typedef struct apa_cuda_place {
 /* The call's tensors are in device memory. Errors: INVALID_ARGUMENT (alignment), INTERNAL (text of the CUDA error). */
 apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                             const apa_cuda_place *place);
+
+/* ---- what kernel families share ---- */
+
+struct apa_cuda_job;
+
+/* A family's own workspace and work on the stream, as apa_cuda_device_bytes() and apa_cuda_enqueue(). */
+typedef struct apa_cuda_family {
+    size_t (*device_bytes)(const apa_call *call, const apa_cuda_target *target);
+    apa_status (*enqueue)(apa_context *context, const apa_call *call, const apa_cuda_target *target,
+                          const apa_cuda_place *place);
+} apa_cuda_family;
+
+/* Tensors in host memory: to the device, the family's work there, results back. */
+apa_status apa_cuda_run(apa_context *context, const apa_call *call, const apa_cuda_family *family,
+                        apa_statistics *statistics);
+
+/* A job's tensors, masks, shape and numbers; the rest of it is zero. */
+void apa_cuda_describe(const apa_call *call, struct apa_cuda_job *job);
+
+/* Parts of the keys, such that the blocks of `units` units come out in nearly full waves of `slots`. */
+int32_t apa_cuda_choose_splits(const struct apa_cuda_job *job, int64_t units, int64_t slots);
+
+/* Types, dims and features of a call that no kernel family goes beyond. */
+apa_status apa_cuda_check_shape(apa_context *context, const apa_call *call);
+
+/* Is data aligned as the kernels read it? */
+apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const apa_tensor *x);
+
+/* The hopper family (wgmma/host.c). */
+size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target);
+apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
+                             const apa_cuda_place *place);
 
 #endif

@@ -16,13 +16,24 @@
 
 enum { APA_CUDA_TILE = 64, APA_CUDA_GROUP = 16, APA_CUDA_UNIT = 128, APA_CUDA_UNIT_GROUPS = 8 };
 
+/* Cold formats that there are kernels for; rows of the table in trait.c. */
+enum {
+    APA_CUDA_INT8_FINE, /* INT8, scales per key, and per tile and channel of V */
+    APA_CUDA_INT8,      /* INT8, scales per MMA thread's keys, and per channel of V */
+    APA_CUDA_INT8_E4M3, /* INT8 scores, E4M3 P·V, scales as before */
+    APA_CUDA_E4M3,      /* E4M3, scales as before */
+    APA_CUDA_NVFP4,     /* E2M1 with UE4M3 scales per 16, Q in two terms */
+    APA_CUDA_TRAITS
+};
+enum { APA_CUDA_INT8_CODES, APA_CUDA_E4M3_CODES };
+
 typedef struct apa_cuda_tensor {
     void *data;
     int64_t stride[3]; /* batch, head, position, in elements; the last axis is contiguous */
     int32_t dtype;     /* apa_dtype; 0: not there */
 } apa_cuda_tensor;
 
-/* A tile whose mass in a group exceeded ε·λ when it was visited: its INT8 sums are in the cold state, or were held back
+/* A tile whose mass in a group exceeded ε·λ when it was visited: its cold sums are in the cold state, or were held back
  * because it looked as if it would stay hot. */
 enum { APA_CUDA_CANDIDATE_ADDED = 1, APA_CUDA_CANDIDATE_HELD = 2 };
 
@@ -42,10 +53,13 @@ typedef struct apa_cuda_job {
     /* the adaptive method */
     float log2_eps, eps; /* eps >= 1: no candidates */
     int32_t smooth, hadamard, early_tiles;
-    int32_t judged; /* verdicts are asked for: neither forced nor switched off by ε */
+    int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
+    float tau, delta;                     /* frame rules of NVFP4, log2 units */
+    int32_t search;                       /* NVFP4: block scales of least error */
+    int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
 
     /* how the work is cut */
-    int32_t splits, hot_splits;
+    int32_t splits, hot_splits, capability; /* capability: the device's, 90 */
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
@@ -55,8 +69,11 @@ typedef struct apa_cuda_job {
     float *k_mean;       /* [B·Hkv][D] */
     uint8_t *blob;       /* [B·Hkv][tiles][blob bytes] */
     uint8_t *poisoned;   /* [B·Hkv][tiles] */
-    float *k_scale_max;  /* [B·Hkv] */
-    uint8_t *q8;         /* (batch) [unit][128·D] in fragment order */
+    float *k_scale_max;  /* [B·Hkv]: INT8 */
+    float *k_amax;       /* [B·Hkv]: NVFP4, then its head scale */
+    float *v_amax;       /* [B·Hkv][D]: of a channel, where V's scales are the head's */
+    float *v_scale;      /* [B·Hkv][D] */
+    uint8_t *q_codes;    /* (batch) [unit][8 groups] in fragment order, as the trait has them */
     uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order */
     float *q_scale;      /* (batch) [unit][128] */
     float *shift;        /* (batch) [unit][128] */
@@ -69,7 +86,7 @@ typedef struct apa_cuda_job {
     float *part_lambda;  /* (batch) [split][unit][128]: mass of all tiles; part_sum leaves out those held back */
     uint32_t *hot_tile;  /* (batch) [unit][tiles]: what pass 2 computes exactly, */
     uint8_t *hot_mask;   /* (batch) [unit][tiles]: and for which groups */
-    uint32_t *fix_tile;  /* (batch) [unit][tiles]: whose INT8 sums have to change, */
+    uint32_t *fix_tile;  /* (batch) [unit][tiles]: whose cold sums have to change, */
     uint16_t *fix_mask;  /* (batch) [unit][tiles]: groups; << 8: groups that take them out, the others add them */
     int32_t *list_count; /* (batch) [unit][2]: entries of the two lists */
     float *hot_o;        /* (batch) [hot split][unit][128][D] */
@@ -79,10 +96,18 @@ typedef struct apa_cuda_job {
     uint8_t *verdicts;          /* [B][Hq][Sq][tiles], or NULL */
 } apa_cuda_job;
 
-/* Bytes of a tile's INT8 blob: codes of K and V, their scales, a flag (see tile_i8.cuh). */
-static inline int64_t apa_cuda_blob_bytes(int64_t D)
+/* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */
+static inline int64_t apa_cuda_blob_bytes(int32_t trait, int64_t D)
 {
-    return 2 * 64 * D + 64 * 4 + D * 4 + 16;
+    return trait == APA_CUDA_NVFP4       ? 72 * D
+           : trait == APA_CUDA_INT8_FINE ? 2 * 64 * D + 64 * 4 + D * 4 + 16
+                                         : 2 * 64 * D + 16 + 16;
+}
+
+/* Bytes of a unit's queries. */
+static inline int64_t apa_cuda_query_bytes(int32_t trait, int64_t D)
+{
+    return trait == APA_CUDA_NVFP4 ? APA_CUDA_UNIT_GROUPS * 2 * (8 * D + (D / 64 + 1) / 2 * 128) : APA_CUDA_UNIT * D;
 }
 
 /* One cold and one hot part a unit: pass 2 goes on with the cold state and writes the result itself. */
@@ -105,6 +130,7 @@ int apa_cuda_launch_prep_keys(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_prep_queries(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_cold(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream);
+int apa_cuda_launch_fix(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_hot(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream);
 /* Counts and verdicts of a call whose every visible tile is hot. */
@@ -112,7 +138,7 @@ int apa_cuda_launch_all_hot(const apa_cuda_job *job, void *stream);
 
 /* Shared memory that a thread block of the kernels needs, for the check against the device. */
 int64_t apa_cuda_exact_shared_bytes(int64_t D);
-int64_t apa_cuda_cold_shared_bytes(int64_t D);
+int64_t apa_cuda_cold_shared_bytes(int32_t trait, int64_t D, int32_t capability);
 int64_t apa_cuda_hot_shared_bytes(int64_t D);
 
 #ifdef __cplusplus

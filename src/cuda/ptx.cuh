@@ -146,6 +146,18 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     return r;
 }
 
+__device__ __forceinline__ float load_shared_float(uint32_t address)
+{
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ void load_shared_8(uint32_t (&r)[2], uint32_t address)
+{
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_16(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -215,6 +227,40 @@ __device__ __forceinline__ void mma_u8s8(int32_t (&d)[4], const uint32_t (&a)[4]
         "{%10, %11, %12, %13};"
         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
+/* ---- E4M3 (sm_89 and later; on sm_90 the compiler makes mma.sync of it out of 16-bit products) ---- */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define APA_CUDA_HAS_E4M3 1
+#endif
+
+/* Two floats → two E4M3 codes, nearest even, saturated; low in the low byte. */
+__device__ __forceinline__ uint32_t pack_e4m3(float low, float high)
+{
+    uint16_t r = 0;
+#ifdef APA_CUDA_HAS_E4M3
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+#endif
+    return r;
+}
+
+/* d = A·B + c: 16 × 8 × 32, E4M3 in, FP32 sums. Fragments as for bytes. */
+__device__ __forceinline__ void mma_e4m3(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                         const float (&c)[4])
+{
+#ifdef APA_CUDA_HAS_E4M3
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+#endif
+}
+
+/* Largest of three signed integers. */
+__device__ __forceinline__ int32_t max_3(int32_t a, int32_t b, int32_t c)
+{
+    return max(max(a, b), c); /* one instruction from sm_90 */
 }
 
 #endif

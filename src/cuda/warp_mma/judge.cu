@@ -111,8 +111,8 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
             if (!there || any[g].first >= key + APA_CUDA_TILE || any[g].end <= key)
                 continue;
             const bool forced = bad || throughout[g] != 0;
-            bool is_hot = forced;
-            if (!forced && kind[g] != 0) {
+            bool is_hot = forced || (!job.second_look && kind[g] != 0);
+            if (!is_hot && kind[g] != 0) {
                 const float4 *mass = reinterpret_cast<const float4 *>(
                     job.mass + ((unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile) * 16);
 #pragma unroll

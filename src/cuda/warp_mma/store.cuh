@@ -1,4 +1,4 @@
-/* From a warp's registers to memory: partial states, and finished rows. */
+/* Between memory and a warp: pieces into shared memory, partial states and finished rows out of registers. */
 #ifndef APA_CUDA_STORE_CUH
 #define APA_CUDA_STORE_CUH
 
@@ -6,6 +6,13 @@
 #include "cuda/warp_mma/tile_16.cuh"
 
 constexpr float LN2 = 0.693147180559945309f;
+
+/* 16 bytes at a time from global to shared memory, asynchronously; waited for with the next copies. */
+template <int THREADS> __device__ __forceinline__ void copy_in(uint32_t to, const uint8_t *from, int bytes)
+{
+    for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16)
+        copy_async_16(to + at, from + at);
+}
 
 /* Two neighbouring output elements, rounded once to the tensor's dtype. */
 __device__ __forceinline__ void store_pair(const apa_cuda_tensor &out, int64_t at, float x, float y)

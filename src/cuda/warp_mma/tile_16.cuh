@@ -91,17 +91,25 @@ template <int MT> struct ThreadRows {
     int first[2 * MT], end[2 * MT];
 };
 
+/* Which key of the tile score column n, element i of a lane's pair, belongs to: as mma has its columns. */
+struct KeysInOrder {
+    __device__ static int key(int n, int i)
+    {
+        return n * 8 + (threadIdx.x & 3) * 2 + i;
+    }
+};
+
 /* Keys that a row does not see get -inf: selected, never multiplied. */
-template <int MT> __device__ __forceinline__ void mask(float (&s)[MT][8][4], const ThreadRows<MT> &rows, int tile)
+template <int MT, typename Keys = KeysInOrder>
+__device__ __forceinline__ void mask(float (&s)[MT][8][4], const ThreadRows<MT> &rows, int tile)
 {
-    const int key = tile * APA_CUDA_TILE + (threadIdx.x & 3) * 2;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int j = key + n * 8 + (i & 1), row = 2 * mt + (i >> 1);
+                const int j = tile * APA_CUDA_TILE + Keys::key(n, i & 1), row = 2 * mt + (i >> 1);
                 if (j < rows.first[row] || j >= rows.end[row])
                     s[mt][n][i] = -CUDART_INF_F;
             }

@@ -1,0 +1,364 @@
+/* The engine "cuda:wgmma": what it takes, how the work is cut, the workspace, the launches. Moving host tensors, masks
+ * and numbers of a job are those of the CUDA engine (cuda/engine.c, cuda/enqueue.c). */
+#include "cuda/engine.h"
+#include "cuda/enqueue.h"
+#include "cuda/wgmma/launch.h"
+#include "cuda/wgmma/maps.h"
+#include "recipe/defaults.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CAPABILITY 90                  /* wgmma of sm_90a runs on 9.0 and on nothing else */
+#define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
+#define MOST_HOT_SPLITS 8
+#define EPS_PART (2.0 / 3.0) /* of the default ε: holds a real head's error under 5·10⁻³ (docs/cuda-wgmma.md) */
+#define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
+
+/* ------------------------------------------------------------------------------- what is taken */
+
+static apa_status refuse(apa_context *context, const char *what, const char *found)
+{
+    return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, which the cuda:wgmma engine does not take", what, found);
+}
+
+/* What the E4M3 kernels do, where the recipe leaves it open, for Skv keys. */
+static void prefer(apa_recipe *recipe, int64_t Skv)
+{
+    if (recipe->cold_format == APA_COLD_FORMAT_AUTO && recipe->qk_format == APA_QK_FORMAT_AUTO &&
+        recipe->pv_format == APA_PV_FORMAT_AUTO)
+        recipe->cold_format = APA_COLD_FORMAT_E4M3;
+    if (apa_recipe_qk_format(recipe) != APA_QK_FORMAT_E4M3 || apa_recipe_pv_format(recipe) != APA_PV_FORMAT_E4M3)
+        return;
+    if (recipe->qk_scale_granularity == APA_QK_GRANULARITY_AUTO)
+        recipe->qk_scale_granularity = APA_QK_GRANULARITY_WARP;
+    if (recipe->v_scale_granularity == APA_V_GRANULARITY_AUTO)
+        recipe->v_scale_granularity = APA_V_GRANULARITY_BLOCK;
+    if (recipe->p_scale == APA_P_SCALE_AUTO && isnan(recipe->p_static_scale))
+        recipe->p_scale = APA_P_SCALE_ROW_TILE_POW2;
+    if (recipe->p_map == APA_P_MAP_AUTO && recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2)
+        recipe->p_map = APA_P_MAP_DIRECT;
+    if (recipe->pow2_scales == APA_TOGGLE_AUTO)
+        recipe->pow2_scales = APA_TOGGLE_ON;
+    if (isnan(recipe->eps))
+        recipe->eps = EPS_PART * apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, Skv, recipe->tile);
+}
+
+static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, const char *knob)
+{
+    char found[32] = "";
+    apa_recipe_get(recipe, knob, found, sizeof found);
+    return refuse(context, knob, found);
+}
+
+/* A resolved recipe with cold tiles. */
+static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
+{
+    const struct {
+        const char *knob;
+        bool taken;
+    } rows[] = {
+        {"tile", recipe->tile == APA_CUDA_TILE},
+        {"group", recipe->group == APA_CUDA_GROUP},
+        {"exact_format", recipe->exact_format == APA_EXACT_FORMAT_INPUT},
+        {"qk_format", recipe->qk_format == APA_QK_FORMAT_E4M3},
+        {"pv_format", recipe->pv_format == APA_PV_FORMAT_E4M3},
+        {"qk_scale_granularity", recipe->qk_scale_granularity == APA_QK_GRANULARITY_WARP},
+        {"v_scale_granularity", recipe->v_scale_granularity == APA_V_GRANULARITY_BLOCK},
+        {"p_scale", recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2},
+        {"p_map", recipe->p_map == APA_P_MAP_DIRECT},
+        {"pow2_scales", recipe->pow2_scales == APA_TOGGLE_ON},
+        {"q_terms", recipe->q_terms == 1},
+        {"smooth_v", recipe->smooth_v == APA_TOGGLE_OFF},
+        {"hadamard", recipe->hadamard == APA_TOGGLE_OFF},
+        {"skip", recipe->skip == APA_TOGGLE_OFF},
+        {"second_look", recipe->second_look == APA_TOGGLE_ON}, /* verdicts fall when λ is complete */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (!rows[i].taken)
+            return refuse_knob(context, recipe, rows[i].knob);
+    apa_recipe plain = *recipe;
+    const char *knob;
+    plain.qk_scale_granularity = APA_QK_GRANULARITY_ROW;
+    plain.v_scale_granularity = APA_V_GRANULARITY_TILE_CHANNEL;
+    plain.p_scale = APA_P_SCALE_ROW_TILE;
+    plain.p_map = APA_P_MAP_EXP;
+    plain.pow2_scales = APA_TOGGLE_OFF;
+    return apa_recipe_beyond_walk(&plain, &knob) ? refuse_knob(context, recipe, knob) : APA_STATUS_OK;
+}
+
+static apa_status resolve_cold(apa_context *context, apa_call *call)
+{
+    char found[32];
+    prefer(&call->recipe, call->Skv);
+    apa_recipe_fill_auto(&call->recipe, call->Sq, call->Skv, call->D);
+    if (call->recipe.skip == APA_TOGGLE_AUTO)
+        call->recipe.skip = APA_TOGGLE_OFF;
+    if (call->D > LARGEST_COLD_DIM) {
+        snprintf(found, sizeof found, "%d with cold tiles", (int)call->D);
+        return refuse(context, "dim", found);
+    }
+    const apa_status status = check_cold(context, &call->recipe);
+    return status == APA_STATUS_OK ? apa_cuda_check_shape(context, call) : status;
+}
+
+static apa_status resolve(apa_context *context, apa_call *call)
+{
+    apa_cuda_target target;
+    apa_status status = apa_cuda_current(context, &target);
+    if (status != APA_STATUS_OK)
+        return status;
+    if (target.capability != CAPABILITY)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "cuda:wgmma: needs compute capability 9.0, device %d has %d.%d", (int)target.index,
+                        (int)target.capability / 10, (int)target.capability % 10);
+    status = apa_cuda_all_hot(&call->recipe) ? apa_cuda_resolve(context, call) : resolve_cold(context, call);
+    if (status != APA_STATUS_OK)
+        return status;
+    if (call->B * call->Sq * call->Skv == 0)
+        return refuse(context, "shape", "no queries or no keys");
+    const char *objection = apa_wgmma_map_objection(&call->k);
+    if (objection != NULL)
+        return refuse(context, "k", objection);
+    objection = apa_wgmma_map_objection(&call->v);
+    return objection != NULL ? refuse(context, "v", objection) : APA_STATUS_OK;
+}
+
+static void kernel_name(const apa_context *context, const apa_call *call, char *name, size_t size)
+{
+    (void)context;
+    snprintf(name, size, "%s%s wgmma on sm_90a", apa_cuda_all_hot(&call->recipe) ? "" : "e4m3+",
+             apa_dtype_name(call->q.dtype));
+}
+
+/* ------------------------------------------------------------------------------- the job */
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t all_units(const apa_cuda_job *job)
+{
+    return (int64_t)job->B * job->Hkv * job->units;
+}
+
+static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_job *job)
+{
+    const int64_t units = all_units(job), slots = target->multiprocessors;
+    const bool triangle = call->causal && !job->packing_rows && job->Sq16 % APA_CUDA_UNIT == 0;
+    job->splits = triangle && units >= 2 * slots ? 1 : apa_cuda_choose_splits(job, units, slots);
+    job->hot_splits = 1; /* a unit has two blocks in pass 2, a multiprocessor too */
+    while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 4 * slots)
+        job->hot_splits++;
+    job->longest_first = triangle;
+    job->shared_bytes_of_sm = target->shared_bytes_of_sm;
+}
+
+/* Memory cut from one piece; base NULL only measures. */
+typedef struct arena {
+    char *base;
+    size_t used;
+} arena;
+
+static void *take(arena *at, int64_t count, size_t bytes)
+{
+    const size_t offset = at->used;
+    at->used += ((size_t)count * bytes + 255) / 256 * 256;
+    return at->base == NULL ? NULL : at->base + offset;
+}
+
+/* Prepared keys: all of them. */
+static void lay_out_keys(apa_cuda_job *job, arena *at)
+{
+    const int64_t heads = (int64_t)job->B * job->Hkv;
+    job->tile_sum = take(at, job->smooth ? heads * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0, sizeof(double));
+    job->k_mean = take(at, heads * job->D, sizeof(float));
+    job->k_scale_max = take(at, heads, sizeof(float));
+    job->blob = take(at, heads * ceil_div(job->tiles, 2) * apa_wgmma_pair_bytes(job->D), 1);
+    job->poisoned = take(at, heads * job->tiles, 1);
+}
+
+/* What `units` units need for a pass over cold tiles and one over hot ones. */
+static void lay_out_units(apa_cuda_job *job, int64_t units, arena *at)
+{
+    const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
+    job->q_codes = take(at, rows * D, 1);
+    job->q16 = take(at, rows * D, 2);
+    job->q_scale = take(at, rows, sizeof(float));
+    job->shift = take(at, rows, sizeof(float));
+    job->all_hot = take(at, groups, 1);
+    job->candidate = take(at, groups * job->tiles, 1);
+    job->mass = take(at, rows * job->tiles, sizeof(float));
+    job->part_lambda = take(at, job->splits * rows, sizeof(float));
+    job->hot_tile = take(at, units * job->tiles, sizeof(uint32_t));
+    job->hot_mask = take(at, units * job->tiles, sizeof(uint8_t));
+    job->fix_tile = take(at, units * job->tiles, sizeof(uint32_t));
+    job->fix_mask = take(at, units * job->tiles, sizeof(uint16_t));
+    job->list_count = take(at, 2 * units, sizeof(int32_t));
+    job->hot_o = take(at, job->hot_splits * rows * D, sizeof(float));
+    job->hot_frame = take(at, job->hot_splits * rows, sizeof(float));
+    job->hot_sum = take(at, job->hot_splits * rows, sizeof(float));
+}
+
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, arena *at)
+{
+    const int64_t parts = all_hot && job->splits == 1 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
+    job->part_o = take(at, parts * rows * job->D, sizeof(float));
+    job->part_frame = take(at, parts * rows, sizeof(float));
+    job->part_sum = take(at, parts * rows, sizeof(float));
+    if (all_hot)
+        return;
+    lay_out_keys(job, at);
+    lay_out_units(job, units, at);
+}
+
+/* Units that are worked on at once: all, or as many as keep the growing buffers within BATCH_BYTES: whole KV heads, or
+ * a part of one. */
+static int64_t batch_units(const apa_cuda_job *job, bool all_hot)
+{
+    const int64_t sums = (int64_t)(job->splits + (all_hot ? 0 : job->hot_splits)) * APA_CUDA_UNIT * (job->D + 2) * 4;
+    const int64_t masses = all_hot ? 0 : (int64_t)job->tiles * APA_CUDA_UNIT_GROUPS * (16 * 4 + 1 + 1);
+    const int64_t heads = (int64_t)job->B * job->Hkv, least = BATCH_BYTES / (sums + masses);
+    if (all_hot && job->splits == 1)
+        return all_units(job);
+    if (least < job->units)
+        return ceil_div(job->units, ceil_div(job->units, least < 1 ? 1 : least));
+    return ceil_div(heads, ceil_div(heads, least / job->units)) * job->units;
+}
+
+/* Units of the batch that begins at job->unit_first. */
+static int64_t batch_length(const apa_cuda_job *job, int64_t batch)
+{
+    const int64_t head_end = (job->unit_first / job->units + 1) * job->units;
+    const int64_t end = batch < job->units ? head_end : all_units(job);
+    return end - job->unit_first < batch ? end - job->unit_first : batch;
+}
+
+/* Fills in the job; returns the units of a batch. */
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+{
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    apa_cuda_describe(call, job);
+    cut(call, target, job);
+    const int64_t batch = batch_units(job, all_hot);
+    /* pass 1 orders the blocks of any batch, the exact kernel those of all units */
+    job->longest_first = job->longest_first && (!all_hot || batch == all_units(job));
+    lay_out(job, all_hot, batch, at);
+    return batch;
+}
+
+size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target)
+{
+    arena at = {NULL, 0};
+    apa_cuda_job job;
+    make_job(call, target, &at, &job);
+    return at.used;
+}
+
+/* ------------------------------------------------------------------------------- launching */
+
+static int run_exact(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
+{
+    const int64_t units = all_units(job);
+    apa_wgmma_maps maps;
+    int error = apa_wgmma_make_maps(job, (uint32_t)apa_wgmma_exact_keys(job->D), &maps);
+    if (error == 0 && place->prep_done != NULL)
+        error = (int)cudaEventRecord(place->prep_done, place->stream);
+    for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
+        job->unit_count = batch_length(job, batch);
+        error = apa_wgmma_launch_exact(job, &maps, place->stream);
+        if (error == 0 && job->splits > 1)
+            error = apa_cuda_launch_finish(job, 0, place->stream);
+    }
+    return error;
+}
+
+static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
+{
+    const int64_t units = all_units(job);
+    apa_wgmma_maps maps;
+    int error = apa_wgmma_make_maps(job, APA_CUDA_TILE, &maps);
+    if (error == 0)
+        error = apa_wgmma_launch_prep_keys(job, place->stream);
+    for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
+        job->unit_count = batch_length(job, batch);
+        error = apa_wgmma_launch_prep_queries(job, place->stream);
+        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
+            error = cudaEventRecord(place->prep_done, place->stream);
+        if (error == 0)
+            error = apa_wgmma_launch_cold(job, place->stream);
+        if (error == 0)
+            error = apa_cuda_launch_judge(job, place->stream);
+        if (error == 0) /* without verdicts, too: tiles that need frames of their own were held back */
+            error = apa_wgmma_launch_fix(job, place->stream);
+        if (error == 0)
+            error = apa_wgmma_launch_hot(job, &maps, place->stream);
+        if (error == 0)
+            error = apa_cuda_launch_finish(job, 1, place->stream);
+    }
+    return error;
+}
+
+static int clear_results(const apa_call *call, const apa_cuda_place *place)
+{
+    int error = 0;
+    if (place->verdicts != NULL)
+        error = cudaMemsetAsync(place->verdicts, APA_VERDICT_INVISIBLE,
+                                (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call)), place->stream);
+    if (error == 0 && place->counts != NULL)
+        error = cudaMemsetAsync(place->counts, 0, sizeof(uint64_t) * APA_CUDA_COUNTS, place->stream);
+    return error;
+}
+
+apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
+                             const apa_cuda_place *place)
+{
+    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    arena at = {place->workspace, 0};
+    apa_cuda_job job;
+    if (call->pages != NULL)
+        return refuse(context, "block_table", "on the device");
+    apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
+    if (status == APA_STATUS_OK)
+        status = apa_cuda_check_aligned(context, "k", &call->k);
+    if (status == APA_STATUS_OK)
+        status = apa_cuda_check_aligned(context, "v", &call->v);
+    if (status != APA_STATUS_OK)
+        return status;
+    const int64_t batch = make_job(call, target, &at, &job);
+    job.counts = (unsigned long long *)place->counts;
+    job.verdicts = place->verdicts;
+    int error = clear_results(call, place);
+    if (error == 0)
+        error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
+    if (error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL))
+        error = apa_cuda_launch_all_hot(&job, place->stream);
+    if (error != 0)
+        return apa_fail(context, APA_STATUS_INTERNAL, "cuda: %s", cudaGetErrorString((cudaError_t)error));
+    return APA_STATUS_OK;
+}
+
+static size_t workspace_bytes(const apa_context *context, const apa_call *call)
+{
+    (void)context;
+    (void)call;
+    return 0;
+}
+
+static apa_status run(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics)
+{
+    static const apa_cuda_family hopper = {apa_wgmma_device_bytes, apa_wgmma_enqueue};
+    (void)workspace;
+    return apa_cuda_run(context, call, &hopper, statistics);
+}
+
+const apa_engine apa_cuda_wgmma_engine = {
+    .name = "cuda:wgmma",
+    .resolve = resolve,
+    .kernel_name = kernel_name,
+    .workspace_bytes = workspace_bytes,
+    .run = run,
+};

@@ -1,0 +1,321 @@
+/* A pair of tiles, 128 keys, in E4M3: the blob that prep writes, scores in FP16 sums, probabilities as codes, P·V, for
+ * a warpgroup of 64 rows.
+ *
+ * Blob: K codes    [key][D], rows in the swizzle of their length (128 or 64 bytes)
+ *       V codes    [channel][128 keys], 128-byte swizzle, the keys of each 32 in the order of key_of_slot()
+ *       meta       PairMeta
+ * In shared memory 8 rows of ones follow V (ones_row()): P·V has 8 more columns, the even ones sum P over the first
+ * tile, the odd ones over the second. Row sums cost no more than that.
+ *
+ * Scales are powers of two, so that one of a pair serves as well as one of a tile or a key: an E4M3 code is the same up
+ * to its exponent unless it is small enough to be subnormal. Codes of Q and K are at most 14: 14·14·D < 65504, so FP16
+ * sums cannot overflow.
+ *
+ * P. With y = 8·s, s a score in log2 units, and an integer frame n within a half of the largest s,
+ *     code = round(8·(s - n) + 64 + 56),    clamped to 0
+ * is an E4M3 number near 256·2^(s - n)·1.04: eight codes to a power of two, 56 the code of 1 (the mantissa is linear,
+ * its logarithm is not: hence the 1.04 = 2^(.455 / 8), P_RANGE / 256). One FP16 fused multiply-add gives 1024 + code,
+ * whose unit in the last place is 1: the rounding and the integer in one. No exponential is taken.
+ *
+ * n is common to a pair where the tiles' own frames are within SEPARATE of each other; else each has its own, and pass
+ * 1 holds both tiles back: fix.cu adds them one by one. */
+#ifndef APA_CUDA_WGMMA_TILE_E4M3_CUH
+#define APA_CUDA_WGMMA_TILE_E4M3_CUH
+
+#include "cuda/wgmma/tile_16.cuh"
+
+constexpr int PAIR_KEYS = 128;
+constexpr float QK_LARGEST = 14.0f; /* 448 / 2^5 */
+constexpr float V_LARGEST = 448.0f;
+constexpr float P_RANGE = 266.29388f; /* 256·2^(.455 / 8) */
+constexpr float LOG2_P_RANGE = 8.056875f;
+constexpr float CODES_PER_OCTAVE = 8.0f;
+constexpr float SCORE_LIMIT = 1900.0f; /* log2 units: beyond it 8·n is not exact in FP16 */
+constexpr float SEPARATE = 8.0f;       /* octaves; P has 14 of normal numbers */
+constexpr float PAIR_SLACK = 8.0f;     /* a row's frame moves for a pair that is this much above it */
+constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
+
+/* How a pair stands in memory. */
+struct PairMeta {
+    float k_scale, v_scale;
+    uint32_t poisoned[2]; /* the tile holds a value that is not finite */
+    uint32_t unused[12];
+};
+
+template <int D> struct Pair {
+    static constexpr int K = 0, V = PAIR_KEYS * D, META = 2 * PAIR_KEYS * D, BYTES = META + 64;
+    /* in shared memory */
+    static constexpr int ONES_AT = META, META_AT = ONES_AT + 1024, STAGE = META_AT + 1024;
+};
+
+/* Key, within 32, whose probability lies at place `slot` of the A operand: that of the scores' sums. */
+__host__ __device__ constexpr int key_of_slot(int slot)
+{
+    return slot / 16 * 16 + slot / 2 % 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
+}
+
+/* Byte offset of 16-byte piece `piece` of a key's row. */
+template <int D> __device__ __forceinline__ uint32_t key_piece(uint32_t key, uint32_t piece)
+{
+    return D == 128 ? swizzled(key, piece) : key * 64 + ((piece ^ (key >> 1 & 3)) << 4);
+}
+
+#ifdef APA_CUDA_BULK
+
+constexpr uint32_t MINUS_INF_2 = 0xfc00fc00u;
+
+/* What a warp keeps of its rows; index h: row g + 8h of the lane. */
+template <int D> struct ColdRows {
+    float o[D / 8][4];
+    float frame[2], lambda[2], held[2]; /* held: what of λ was held back */
+};
+
+/* A pair at hand. */
+template <int D> struct PairState {
+    uint32_t s[32];          /* scores, then 1024 + codes: [2·block + h] two keys each */
+    uint32_t p[4][4];        /* codes as A operands */
+    float acc[D / 8 + 1][4]; /* P·V, the last block the row sums: [2h + tile] */
+    uint32_t frames[2];      /* [h]: integers in FP16, of the first tile in the low half */
+    bool separate;           /* the same for all lanes of a warp */
+};
+
+template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t address)
+{
+    if (D == 128)
+        return k_major(address);
+    /* 64-byte rows: blocks of 8 rows are 512 bytes, swizzle mode 2 */
+    return 2ull << 62 | (512ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+}
+
+template <int D>
+__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4], uint32_t stage)
+{
+    const uint64_t k = keys_descriptor<D>(stage + Pair<D>::K);
+#pragma unroll
+    for (int step = 0; step < D / 32; step++)
+        product_e4m3_f16(s, q[step], k + step * 2, step != 0);
+    products_commit();
+}
+
+template <int D>
+__device__ __forceinline__ void issue_pair_values(float (&acc)[D / 8 + 1][4], const uint32_t (&p)[4][4], uint32_t stage)
+{
+    const uint64_t v = k_major(stage + Pair<D>::V);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_e4m3(acc, p[step], v + step * 2, step != 0);
+    products_commit();
+}
+
+__device__ __forceinline__ uint32_t max_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+__device__ __forceinline__ uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+__device__ __forceinline__ float low_half(uint32_t x)
+{
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(x)));
+}
+
+__device__ __forceinline__ float high_half(uint32_t x)
+{
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(x >> 16)));
+}
+
+/* Keys that a row does not see, and tiles with values that are not finite, get -inf. */
+__device__ __forceinline__ void mask_pair(uint32_t (&s)[32], const ThreadRows<1> &rows, int first_key,
+                                          const uint32_t (&poisoned)[2])
+{
+    const int key = first_key + (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < 16; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int at = key + n * 8;
+            const bool away = poisoned[n / 8] != 0;
+            uint32_t &x = s[2 * n + h];
+            if (away || at < rows.first[h] || at >= rows.end[h])
+                x = (x & 0xffff0000u) | (MINUS_INF_2 & 0xffffu);
+            if (away || at + 1 < rows.first[h] || at + 1 >= rows.end[h])
+                x = (x & 0xffffu) | (MINUS_INF_2 & 0xffff0000u);
+        }
+}
+
+/* Largest of the scores of one row and tile that a lane holds. */
+__device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int tile, int h)
+{
+    uint32_t top[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        top[n] = max_2(s[16 * tile + 4 * n + h], s[16 * tile + 4 * n + 2 + h]);
+    return max_2(max_2(top[0], top[1]), max_2(top[2], top[3]));
+}
+
+/* Scores → 1024 + codes, and the frames they are against. unit[h]: what a score has to be multiplied by for 8·log2.
+ * A frame is the largest score rounded to an integer, so a code is at most 124. top[h]: the larger frame of a row, -inf
+ * where it sees nothing. */
+template <int D>
+__device__ __forceinline__ void soften_pair(PairState<D> &pair, const float (&unit)[2], float (&top)[2])
+{
+    float frame[2][2];
+    bool separate = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t first = top_of(pair.s, 0, h), second = top_of(pair.s, 1, h);
+        uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+        both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
+        both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
+        const float octaves = unit[h] * (1.0f / CODES_PER_OCTAVE);
+        frame[h][0] = fmaf(low_half(both), octaves, ROUNDER) - ROUNDER;
+        frame[h][1] = fmaf(high_half(both), octaves, ROUNDER) - ROUNDER;
+        top[h] = fmaxf(frame[h][0], frame[h][1]);
+        /* (-inf) - (-inf) is no number, so false */
+        const float apart = fabsf(frame[h][0] - frame[h][1]);
+        separate = separate || (apart > SEPARATE && apart < CUDART_INF_F);
+    }
+    pair.separate = __any_sync(0xffffffffu, separate);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t unit_2 = pack_16<false>(unit[h], unit[h]);
+        if (!pair.separate)
+            frame[h][0] = frame[h][1] = top[h];
+        pair.frames[h] = pack_16<false>(frame[h][0], frame[h][1]);
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            const float offset =
+                frame[h][tile] == -CUDART_INF_F ? 0.0f : fmaf(-CODES_PER_OCTAVE, frame[h][tile], 1024.0f + 120.0f);
+            const uint32_t offset_2 = pack_16<false>(offset, offset);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                uint32_t &x = pair.s[16 * tile + 2 * n + h];
+                x = max_2(fma_2(x, unit_2, offset_2), 0x64006400u); /* 1024 */
+            }
+        }
+    }
+}
+
+/* Codes → A operands. */
+__device__ __forceinline__ void pack_pair(const uint32_t (&s)[32], uint32_t (&p)[4][4])
+{
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = 4 * step + i / 2 * 2, h = i % 2;
+            p[step][i] = __byte_perm(s[2 * n + h], s[2 * n + 2 + h], 0x6420);
+        }
+}
+
+/* 2^(frame - the row's own); 0 where a row sees nothing. */
+__device__ __forceinline__ float weight_of(float frame, float own)
+{
+    return frame == -CUDART_INF_F ? 0.0f : exp2_fast(frame - own);
+}
+
+/* The rows' frames move where a pair's leap over them. */
+template <int D> __device__ __forceinline__ void meet_frames(ColdRows<D> &rows, const float (&top)[2])
+{
+    if (!__any_sync(0xffffffffu, top[0] > rows.frame[0] + PAIR_SLACK || top[1] > rows.frame[1] + PAIR_SLACK))
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!(top[h] > rows.frame[h] + PAIR_SLACK))
+            continue;
+        const float alpha = exp2_fast(rows.frame[h] - top[h]);
+        rows.frame[h] = top[h];
+        rows.lambda[h] *= alpha;
+        rows.held[h] *= alpha;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            rows.o[n][2 * h] *= alpha;
+            rows.o[n][2 * h + 1] *= alpha;
+        }
+    }
+}
+
+/* o += weight·P·V of a pair whose tiles have one frame. */
+template <int D>
+__device__ __forceinline__ void add_pair(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const float (&weight)[2],
+                                         float v_scale)
+{
+    const float w0 = weight[0] * v_scale, w1 = weight[1] * v_scale;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        rows.o[n][0] = fmaf(acc[n][0], w0, rows.o[n][0]);
+        rows.o[n][1] = fmaf(acc[n][1], w0, rows.o[n][1]);
+        rows.o[n][2] = fmaf(acc[n][2], w1, rows.o[n][2]);
+        rows.o[n][3] = fmaf(acc[n][3], w1, rows.o[n][3]);
+    }
+}
+
+/* 16 bytes of place `at` in the rows of ones behind V. */
+__device__ __forceinline__ void write_ones(uint32_t ones, int at)
+{
+    const int row = at / 8, place = at % 8, piece = place ^ (row & 7);
+    const uint32_t one = (piece < 4) == (row % 2 == 0) ? 0x38383838u : 0u;
+    const uint32_t word[4] = {one, one, one, one};
+    store_shared_16(ones + at * 16, word);
+}
+
+__device__ __forceinline__ PairMeta load_meta(uint32_t address)
+{
+    PairMeta meta;
+    uint32_t x[4];
+    load_shared_16(x, address);
+    meta.k_scale = __uint_as_float(x[0]);
+    meta.v_scale = __uint_as_float(x[1]);
+    meta.poisoned[0] = x[2];
+    meta.poisoned[1] = x[3];
+    return meta;
+}
+
+/* A warp's queries as A operands. */
+template <int D>
+__device__ __forceinline__ void load_pair_queries(uint32_t (&q)[D / 32][4], const apa_cuda_job &job, const Unit &unit,
+                                                  int warp)
+{
+    const uint4 *codes = reinterpret_cast<const uint4 *>(job.q_codes + (unit.local * APA_CUDA_UNIT + warp * 16) * D);
+#pragma unroll
+    for (int step = 0; step < D / 32; step++) {
+        const uint4 x = codes[step * 32 + (threadIdx.x & 31)];
+        q[step][0] = x.x;
+        q[step][1] = x.y;
+        q[step][2] = x.z;
+        q[step][3] = x.w;
+    }
+}
+
+/* A warp's rows into the parts of pass 1, from row number `first_row` on; out of units of codes. */
+template <int D>
+__device__ __forceinline__ void store_cold(const ColdRows<D> &rows, const apa_cuda_job &job, int64_t first_row)
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t row = first_row + h * 8 + (lane >> 2);
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *reinterpret_cast<float2 *>(job.part_o + row * D + n * 8 + (lane & 3) * 2) =
+                make_float2(rows.o[n][2 * h] * (1.0f / P_RANGE), rows.o[n][2 * h + 1] * (1.0f / P_RANGE));
+        if ((lane & 3) == 0) {
+            job.part_frame[row] = rows.frame[h];
+            job.part_sum[row] = (rows.lambda[h] - rows.held[h]) * (1.0f / P_RANGE);
+        }
+    }
+}
+
+struct PairRange {
+    int first, end;
+};
+
+#endif
+#endif
