@@ -58,7 +58,11 @@ static const expectation expectations[] = {
     {"exact_format", "choice", "auto", {"auto", "input", "f16", "bf16"}, {"f32", "fp16"}},
     {"q_terms", "integer", "auto", {"auto", "1", "2"}, {"3", "-1", "one"}},
     TOGGLE("scale_search"),
-    {"p_scale", "choice", "auto", {"auto", "row-tile", "ue4m3", "pow2", "two-level", "mx", "row-tile-pow2"}, {"row_tile", "e4m3"}},
+    {"p_scale",
+     "choice",
+     "auto",
+     {"auto", "row-tile", "ue4m3", "pow2", "two-level", "mx", "row-tile-pow2"},
+     {"row_tile", "e4m3"}},
     TOGGLE("smooth_k"),
     TOGGLE("smooth_v"),
     TOGGLE("hadamard"),
@@ -395,7 +399,8 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
     /* p_scale by pv_format: a row per format, 1 where it goes together: auto row-tile ue4m3 pow2 static two-level mx
      * row-tile-pow2 */
     static const char *const formats[] = {"auto", "int8", "e4m3", "nvfp4", "mxfp4", "mxfp8", "f16", "exact"};
-    static const char *const scales[] = {"auto", "row-tile", "ue4m3", "pow2", "static", "two-level", "mx", "row-tile-pow2"};
+    static const char *const scales[] = {"auto",   "row-tile",  "ue4m3", "pow2",
+                                         "static", "two-level", "mx",    "row-tile-pow2"};
     static const char goes[8][9] = {"11111111", "11001000", "11001001", "10111100",
                                     "10001010", "10001010", "10001000", "10001000"};
     for (int f = 0; f < 8; f++) {

@@ -92,8 +92,9 @@ APA_EXPORT apa_status apa_kv_cache_view(apa_context *context, const apa_kv_cache
 
 /* apa_attention() over sequences of the cache: q, out, lse, masks and everything else of `problem` as there (k, v,
  * cu_seqlens_k, seqused_k and block_table are filled in here and must be empty). A sequence may stand in the list more
- * than once. recipe NULL = the cache's. Errors: those of apa_attention(); UNSUPPORTED when the recipe asks for tiles
- * other than those that are kept (softcap takes smoothing off: make the cache with smooth_k=off). */
+ * than once. recipe NULL = the cache's. options->workspace is best left NULL: no plan says how much is needed. Errors:
+ * those of apa_attention(); UNSUPPORTED when the recipe asks for tiles other than those that are kept (softcap takes
+ * smoothing off: make the cache with smooth_k=off). */
 APA_EXPORT apa_status apa_kv_cache_attend(apa_context *context, const apa_kv_cache *cache, const int64_t *sequences,
                                           int64_t count, const apa_problem *problem, const apa_recipe *recipe,
                                           const apa_attention_options *options, apa_statistics *statistics);

@@ -14,7 +14,7 @@
 #include "apa/kv_cache.h"
 #include "cpu/prep.h"
 
-#define APA_CACHE_SEQUENCES_MAX ((int64_t)1 << 24)
+#define APA_CACHE_SEQUENCES_MAX ((int64_t)1 << 20)
 
 typedef struct apa_cache_sequence {
     int64_t keys;

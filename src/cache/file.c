@@ -23,52 +23,7 @@ static const char magic[8] = {'A', 'P', 'A', 'K', 'V', 'C', '\r', '\n'};
 #define RECIPE_TEXT 8192
 #define STEP ((size_t)1 << 16)
 
-/* ---- checksum, bytes ---- */
-
-uint64_t apa_cache_crc(uint64_t crc, const void *data, size_t bytes)
-{
-    const unsigned char *at = data;
-    uint64_t table[256];
-    for (uint64_t i = 0; i < 256; i++) {
-        uint64_t x = i;
-        for (int bit = 0; bit < 8; bit++)
-            x = (x & 1) != 0 ? x >> 1 ^ 0xC96C5795D7870F42u : x >> 1;
-        table[i] = x;
-    }
-    crc = ~crc;
-    for (size_t i = 0; i < bytes; i++)
-        crc = table[(crc ^ at[i]) & 0xff] ^ crc >> 8;
-    return ~crc;
-}
-
-void apa_cache_file_fail(apa_cache_file *file, apa_status status, const char *what)
-{
-    if (file->status == APA_STATUS_OK)
-        file->status = apa_fail(file->context, status, "%s: %s", file->path, what);
-}
-
-void apa_cache_put(apa_cache_file *file, const void *data, size_t bytes)
-{
-    if (file->status != APA_STATUS_OK || bytes == 0)
-        return;
-    if (fwrite(data, 1, bytes, file->stream) != bytes)
-        apa_cache_file_fail(file, APA_STATUS_IO, strerror(errno));
-    file->checksum = apa_cache_crc(file->checksum, data, bytes);
-}
-
-void apa_cache_get(apa_cache_file *file, void *data, size_t bytes)
-{
-    memset(data, 0, bytes);
-    if (file->status != APA_STATUS_OK || bytes == 0)
-        return;
-    if (file->left < 0 || bytes > (size_t)file->left) {
-        apa_cache_file_fail(file, APA_STATUS_BAD_FILE, "ends before what it announces");
-        return;
-    }
-    if (fread(data, 1, bytes, file->stream) != bytes)
-        apa_cache_file_fail(file, APA_STATUS_IO, ferror(file->stream) ? strerror(errno) : "was cut off while read");
-    file->left -= (int64_t)bytes;
-}
+/* ---- numbers ---- */
 
 static void put_number(apa_cache_file *file, int64_t number)
 {
@@ -151,10 +106,10 @@ static int64_t *rows_used(const apa_kv_cache *cache, int64_t *pages_used)
     return rows;
 }
 
-static void put_page(apa_cache_file *file, const apa_kv_cache *cache, int32_t page, int64_t rows)
+static void put_page(apa_cache_file *file, const apa_kv_cache *cache, int32_t page, int64_t number, int64_t rows)
 {
     const size_t bytes = apa_dtype_bytes(cache->dtype);
-    put_number(file, page);
+    put_number(file, number);
     put_number(file, rows);
     for (int64_t h = 0; h < cache->Hkv; h++)
         apa_cache_put(file, apa_cache_row(cache, false, page, h, 0), (size_t)(rows * cache->D) * bytes);
@@ -162,7 +117,23 @@ static void put_page(apa_cache_file *file, const apa_kv_cache *cache, int32_t pa
         apa_cache_put(file, apa_cache_row(cache, true, page, h, 0), (size_t)(rows * cache->Dv) * bytes);
 }
 
-static void put_cache(apa_cache_file *file, const apa_kv_cache *cache, const int64_t *rows, int64_t pages_used)
+/* Pages are numbered anew, without gaps, so that a reader needs no more memory than the file is long. */
+static void put_page_list(apa_cache_file *file, const apa_kv_cache *cache, const apa_cache_sequence *s,
+                          const int32_t *number)
+{
+    for (int64_t i = 0; i < apa_cache_pages_for(cache, s->keys); i++)
+        apa_cache_put(file, &number[s->page[i]], sizeof *number);
+}
+
+static void number_pages(const apa_kv_cache *cache, const int64_t *rows, int32_t *number)
+{
+    int32_t next = 0;
+    for (int64_t page = 0; page < cache->fresh_page; page++)
+        number[page] = rows[page] > 0 ? next++ : -1;
+}
+
+static void put_cache(apa_cache_file *file, const apa_kv_cache *cache, const int64_t *rows, const int32_t *number,
+                      int64_t pages_used)
 {
     char text[RECIPE_TEXT];
     if (recipe_text(&cache->recipe, text, sizeof text) != APA_STATUS_OK)
@@ -181,12 +152,12 @@ static void put_cache(apa_cache_file *file, const apa_kv_cache *cache, const int
             continue;
         put_number(file, i);
         put_number(file, s->keys);
-        apa_cache_put(file, s->page, sizeof *s->page * (size_t)apa_cache_pages_for(cache, s->keys));
+        put_page_list(file, cache, s, number);
     }
     put_number(file, pages_used);
     for (int64_t page = 0; page < cache->fresh_page; page++)
         if (rows[page] > 0)
-            put_page(file, cache, (int32_t)page, rows[page]);
+            put_page(file, cache, (int32_t)page, number[page], rows[page]);
     const uint64_t checksum = file->checksum;
     apa_cache_put(file, &checksum, sizeof checksum);
 }
@@ -200,16 +171,18 @@ apa_status apa_kv_cache_save(apa_context *context, const apa_kv_cache *cache, co
     apa_cache_file file = {.context = context, .path = path};
     int64_t pages_used;
     int64_t *rows = rows_used(cache, &pages_used);
+    int32_t *number = apa_aligned_allocate((size_t)cache->fresh_page, sizeof *number);
     char *temporary = malloc(strlen(path) + 32);
-    if (rows == NULL || temporary == NULL) {
+    if (rows == NULL || number == NULL || temporary == NULL) {
         apa_cache_file_fail(&file, APA_STATUS_OUT_OF_MEMORY, "no memory");
     } else {
+        number_pages(cache, rows, number);
         snprintf(temporary, strlen(path) + 32, "%s.apa-tmp-%ld", path, (long)getpid());
         file.stream = fopen(temporary, "wbx");
         if (file.stream == NULL)
             apa_cache_file_fail(&file, APA_STATUS_IO, strerror(errno));
         else
-            put_cache(&file, cache, rows, pages_used);
+            put_cache(&file, cache, rows, number, pages_used);
     }
     if (file.stream != NULL) {
         if (file.status == APA_STATUS_OK && (fflush(file.stream) != 0 || fsync(fileno(file.stream)) != 0))
@@ -222,6 +195,7 @@ apa_status apa_kv_cache_save(apa_context *context, const apa_kv_cache *cache, co
             (void)unlink(temporary);
     }
     free(temporary);
+    apa_aligned_free(number);
     apa_aligned_free(rows);
     return file.status;
 }
@@ -294,13 +268,16 @@ static void get_header(apa_cache_file *file, apa_kv_cache **cache)
         apa_cache_file_fail(file, status == APA_STATUS_OUT_OF_MEMORY ? status : APA_STATUS_BAD_FILE, message);
 }
 
-static void get_sequence(apa_cache_file *file, apa_kv_cache *cache)
+/* Page numbers have no gaps, and every page has at least its number and its rows in the file. */
+static void get_sequence(apa_cache_file *file, apa_kv_cache *cache, int64_t most_pages)
 {
     apa_cache_sequence *s;
     const int64_t number = get_within(file, 0, APA_CACHE_SEQUENCES_MAX - 1, "holds an impossible sequence number");
     const int64_t most = file->left / (int64_t)sizeof(int32_t);
     const int64_t keys = get_number(file);
-    if (file->status == APA_STATUS_OK && (keys < 0 || apa_cache_pages_for(cache, keys) > most))
+    const int64_t row = cache->Hkv * (cache->D + cache->Dv) * (int64_t)apa_dtype_bytes(cache->dtype);
+    if (file->status == APA_STATUS_OK &&
+        (keys < 0 || apa_cache_pages_for(cache, keys) > most || (keys > 0 && row > file->left)))
         apa_cache_file_fail(file, APA_STATUS_BAD_FILE, "holds a sequence longer than itself");
     if (file->status == APA_STATUS_OK && number < cache->room && cache->sequence[number] != NULL)
         apa_cache_file_fail(file, APA_STATUS_BAD_FILE, "holds a sequence twice");
@@ -314,7 +291,7 @@ static void get_sequence(apa_cache_file *file, apa_kv_cache *cache)
     const int64_t pages = apa_cache_pages_for(cache, keys);
     apa_cache_get(file, s->page, sizeof *s->page * (size_t)pages);
     for (int64_t i = 0; i < pages && file->status == APA_STATUS_OK; i++)
-        if (s->page[i] < 0 || s->page[i] >= cache->pages)
+        if (s->page[i] < 0 || s->page[i] >= most_pages)
             apa_cache_file_fail(file, APA_STATUS_BAD_FILE, "holds a page number beyond its pages");
     if (file->status == APA_STATUS_OK)
         s->keys = keys; /* from here on its pages are counted, below */
@@ -424,8 +401,9 @@ apa_status apa_kv_cache_load(apa_context *context, const char *path, apa_kv_cach
     int64_t sequences = 0;
     if (file.status == APA_STATUS_OK)
         sequences = get_within(&file, 0, file.left / 16, "holds more sequences than it has room for");
+    const int64_t most_pages = file.left / 16;
     for (int64_t i = 0; i < sequences && file.status == APA_STATUS_OK; i++)
-        get_sequence(&file, made);
+        get_sequence(&file, made, most_pages < made->pages ? most_pages : made->pages);
     if (made != NULL)
         count_references(made);
     if (file.status == APA_STATUS_OK)

@@ -132,7 +132,7 @@ apa_status apa_kv_cache_add(apa_context *context, apa_kv_cache *cache, int64_t *
     while (number < cache->room && cache->sequence[number] != NULL)
         number++;
     if (number == APA_CACHE_SEQUENCES_MAX)
-        return apa_fail(context, APA_STATUS_OUT_OF_MEMORY, "kv_cache: more than 2^24 sequences");
+        return apa_fail(context, APA_STATUS_OUT_OF_MEMORY, "kv_cache: more than 2^20 sequences");
     apa_cache_sequence *made;
     status = apa_cache_sequence_make(context, cache, number, &made);
     if (status == APA_STATUS_OK)

@@ -207,6 +207,41 @@ static void timed_pv_i8(int n, const uint8_t *const *p8, const int8_t *v8, const
     at_hand->v8 = v8;
 }
 
+/* ---- INT8 tiles of few rows: a block has one register, so every call reads its own tile ---- */
+
+static void timed_scores_few_i8(int R, const uint8_t *q8, const int8_t *k8, const int32_t *k8_bias,
+                                const float *k_scale, int64_t Dp, float *s, const apa_cpu_prefetch *prefetch)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->scores_few_i8(R, q8, k8, k8_bias, k_scale, Dp, s, prefetch);
+    spend(APA_PHASE_SCORES, since, 2.0 * (double)(APA_CPU_TILE * R) * (double)Dp);
+    at_hand->bytes[APA_PHASE_SCORES] += (double)(APA_CPU_TILE * (Dp + 8));
+}
+
+static void timed_max_few_i8(int R, const float *s, const apa_cpu_span *span, float *maximum)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->max_few_i8(R, s, span, maximum);
+    spend(APA_PHASE_SCORES, since, 0.0);
+}
+
+static void timed_softmax_few_i8(int R, const float *s, const apa_cpu_span *span, const float *maximum,
+                                 const float *q_scale, uint8_t *p8, int32_t *sum)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->softmax_few_i8(R, s, span, maximum, q_scale, p8, sum);
+    spend(APA_PHASE_SOFTMAX, since, (double)(APA_CPU_TILE * R));
+}
+
+static void timed_pv_few_i8(int R, const uint8_t *p8, const int8_t *v8, const float *v_scale, const float *p_scale,
+                            int64_t Dvp, float *o)
+{
+    const uint64_t since = apa_cpu_ticks();
+    at_hand->kernels->pv_few_i8(R, p8, v8, v_scale, p_scale, Dvp, o);
+    spend(APA_PHASE_VALUES, since, 2.0 * (double)(APA_CPU_TILE * R) * (double)Dvp);
+    at_hand->bytes[APA_PHASE_VALUES] += (double)((APA_CPU_TILE + 4) * Dvp);
+}
+
 apa_cpu_kernels apa_cpu_phases_table(const apa_cpu_kernels *kernels)
 {
     apa_cpu_kernels timed = *kernels;
@@ -219,6 +254,12 @@ apa_cpu_kernels apa_cpu_phases_table(const apa_cpu_kernels *kernels)
     timed.scores_few = kernels->scores_few != NULL ? timed_scores_few : NULL;
     timed.softmax_few = kernels->softmax_few != NULL ? timed_softmax_few : NULL;
     timed.pv_few = kernels->pv_few != NULL ? timed_pv_few : NULL;
+    if (kernels->scores_few_i8 != NULL) {
+        timed.scores_few_i8 = timed_scores_few_i8;
+        timed.max_few_i8 = timed_max_few_i8;
+        timed.softmax_few_i8 = timed_softmax_few_i8;
+        timed.pv_few_i8 = timed_pv_few_i8;
+    }
     timed.scale_lanes = timed_scale_lanes;
     timed.scores_i8 = timed_scores_i8;
     timed.max_i8 = timed_max_i8;

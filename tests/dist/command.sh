@@ -61,7 +61,7 @@ wrong 2 "engine" run "${files[@]}" --engine none
 wrong 2 "not given" run --q in/q.npy
 
 echo "== a rank is lost"
-"$apa" gen randn --out large --shape 1,8,2,12288,12288,128 >/dev/null
+"$apa" gen randn --out large --shape 1,8,2,32768,32768,128 >/dev/null
 lose() { # SIGNAL SECONDS
     local start=$SECONDS status=0 victim=
     rm -f lost.npy
@@ -73,8 +73,9 @@ lose() { # SIGNAL SECONDS
         [ "$victim" -lt 3 ] || break
         sleep 0.1
     done
-    sleep 1.5
-    victim=$(cat /proc/$job/task/*/children | tr ' ' '\n' | sed -n 2p)
+    sleep 1
+    victim=$(cat /proc/$job/task/*/children 2>/dev/null | tr ' ' '\n' | sed -n 2p)
+    [ -n "$victim" ] || fail "signal $1: the job had ended before it was sent"
     kill "-$1" "$victim"
     wait "$job" || status=$?
     job=

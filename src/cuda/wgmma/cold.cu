@@ -364,11 +364,6 @@ extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)
     return job->unit_count / in_head * ((in_head * APA_CUDA_UNIT + COLD_ROWS - 1) / COLD_ROWS);
 }
 
-extern "C" int64_t apa_wgmma_cold_shared_bytes(int64_t D)
-{
-    return D == 64 ? ColdShape<64>::SHARED : ColdShape<128>::SHARED;
-}
-
 extern "C" int64_t apa_wgmma_pair_bytes(int64_t D)
 {
     return D == 64 ? Pair<64>::BYTES : Pair<128>::BYTES;

@@ -378,11 +378,6 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, const apa
     return cudaGetLastError();
 }
 
-extern "C" int64_t apa_wgmma_exact_shared_bytes(int64_t D)
-{
-    return D == 64 ? ExactShape<64>::SHARED : D == 128 ? ExactShape<128>::SHARED : ExactShape<256>::SHARED;
-}
-
 extern "C" int64_t apa_wgmma_exact_keys(int64_t D)
 {
     return D == 64 ? ExactShape<64>::KEYS : D == 128 ? ExactShape<128>::KEYS : ExactShape<256>::KEYS;

@@ -21,11 +21,6 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece)
     return row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t x)
-{
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-
 #ifdef APA_CUDA_BULK
 
 /* ---- roles ---- */
@@ -73,11 +68,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(channel), "r"(key), "r"(head), "r"(batch)
                  : "memory");
-}
-
-__device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* ---- descriptors ---- */

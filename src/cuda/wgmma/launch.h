@@ -16,10 +16,8 @@ typedef struct apa_wgmma_maps {
 extern "C" {
 #endif
 
-/* Shared memory of a block, and keys that it takes at a time. */
-int64_t apa_wgmma_exact_shared_bytes(int64_t D);
+/* Keys that a block of the exact kernel takes at a time. */
 int64_t apa_wgmma_exact_keys(int64_t D);
-int64_t apa_wgmma_cold_shared_bytes(int64_t D);
 
 /* Blocks a split of pass 1. The job's units are whole KV heads, or lie within one. */
 int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job);

@@ -124,16 +124,7 @@ template <bool BF16> __device__ __forceinline__ void product_16(float (&d)[32][4
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* E4M3 scores: FP16 sums of 64 × 128, both operands in shared memory, K-major. */
-__device__ __forceinline__ void product_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-                 " wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 {" R32 "}, %32, %33, p, 1, 1;\n}"
-                 : U32(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* The same with A in registers. */
+/* E4M3 scores: FP16 sums of 64 × 128; A in registers, B K-major. */
 __device__ __forceinline__ void product_e4m3_f16(uint32_t (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
