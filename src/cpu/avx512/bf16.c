@@ -144,11 +144,15 @@ double apa_peak_bf16_avx512(int64_t rounds)
 {
     __m512 sum[16];
     const __m512i ones = _mm512_set1_epi32(0x3f803f80);
+    /* Unrolled: the sums stay in registers only where every index is a constant. */
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         sum[i] = _mm512_setzero_ps();
     for (int64_t round = 0; round < rounds; round++)
+#pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
             dot2(&sum[i], ones, ones);
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         __asm__ volatile("" : : "v"(sum[i]));
     return 2.0 * 2 * LANES * 16 * (double)rounds;
