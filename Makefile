@@ -2,7 +2,7 @@
 
 .PHONY: all demo test property fuzz install format check-format clean help
 
-CTEST_FLAGS ?= --output-on-failure --no-label-summary
+CTEST_FLAGS ?= --output-on-failure --no-label-summary -j2
 
 all: ## build/apa, build/libapa.a, build/libapa.so
 	@scripts/setup.sh build
