@@ -47,7 +47,10 @@ static double rate(apa_context *context, turn *now, size_t threads, double *ms)
     return *ms > 0.0 ? work / *ms * 1e3 : 0.0;
 }
 
-/* Best rate over about `seconds`; rounds are doubled until a turn is long enough to be timed. */
+/* More rounds than this in no time: the compiler has left the loop out, and there is no figure. */
+#define LARGEST_ROUNDS ((int64_t)1 << 40)
+
+/* Best rate over about `seconds`; rounds are doubled until a turn is long enough to be timed. 0: none was. */
 static double best_rate(apa_context *context, turn *now, int what, double seconds)
 {
     const size_t threads = (size_t)apa_context_threads(context);
@@ -55,7 +58,8 @@ static double best_rate(apa_context *context, turn *now, int what, double second
     now->what = what;
     now->rounds = 1000;
     while (rate(context, now, threads, &ms), what != APA_CPU_PEAK_READ && ms < TURN_MS)
-        now->rounds *= 2;
+        if ((now->rounds *= 2) > LARGEST_ROUNDS)
+            return 0.0;
     const double start = apa_now_ms();
     do {
         const double found = rate(context, now, threads, &ms);

@@ -159,7 +159,7 @@ double KERNEL(peak_i8)(int64_t rounds)
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             __m256i fresh = codes;
-            __asm__("" : "+x"(fresh)); /* or what depends on codes alone leaves the loop */
+            __asm__ volatile("" : "+x"(fresh)); /* or what depends on codes alone leaves the loop */
             dot4(&sum[i], row, fresh);
         }
 #pragma GCC unroll 8

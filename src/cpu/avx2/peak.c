@@ -3,5 +3,6 @@
 #include "cpu/avx2/vector.h"
 
 #define SUFFIX avx2
+#define HIDE(x) __asm__ volatile("" : "+x"(x))
 #define KEEP(x) __asm__ volatile("" : : "x"(x))
 #include "cpu/lanes8/peak.h"

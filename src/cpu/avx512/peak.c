@@ -8,7 +8,8 @@
 static double multiply_adds(int64_t rounds)
 {
     __m512 sum[SUMS];
-    const __m512 a = _mm512_set1_ps(1.0f), b = _mm512_set1_ps(0x1p-30f);
+    __m512 a = _mm512_set1_ps(1.0f), b = _mm512_set1_ps(0x1p-30f);
+    __asm__ volatile("" : "+v"(a), "+v"(b)); /* a compiler that knew them would see that no sum ever changes */
     for (int i = 0; i < SUMS; i++)
         sum[i] = _mm512_set1_ps(1.0f);
     for (int64_t round = 0; round < rounds; round++)

@@ -1,5 +1,6 @@
 /* Ceilings over eight lanes: see cpu/lanes8/softmax.h for how this text becomes kernels. Loops of the instructions that
- * the kernels live on, with operands in registers; KEEP(x) keeps a result alive. */
+ * the kernels live on, with operands in registers; KEEP(x) keeps a result alive, HIDE(x) hides what a
+ * variable holds. */
 #include "cpu/lanes8/common.h"
 
 #define SUMS 10 /* enough for two units of latency 4, and 16 registers hold them */
@@ -7,7 +8,9 @@
 APA_INLINE double multiply_adds(int64_t rounds)
 {
     v8f sum[SUMS];
-    const v8f a = v8f_set(1.0f), b = v8f_set(0x1p-30f);
+    v8f a = v8f_set(1.0f), b = v8f_set(0x1p-30f);
+    HIDE(a); /* a compiler that knew them would see that no sum ever changes */
+    HIDE(b);
     for (int i = 0; i < SUMS; i++)
         sum[i] = v8f_set(1.0f);
     for (int64_t round = 0; round < rounds; round++)

@@ -3,5 +3,6 @@
 #include "cpu/neon/vector.h"
 
 #define SUFFIX neon
+#define HIDE(x) __asm__ volatile("" : "+w"((x).a), "+w"((x).b))
 #define KEEP(x) __asm__ volatile("" : : "w"((x).a), "w"((x).b))
 #include "cpu/lanes8/peak.h"
