@@ -16,11 +16,11 @@ import importlib.util
 import math
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from bible import bible_text
 
 try:
     from decoder import Bad, Model, Pool, forward, np
@@ -29,28 +29,9 @@ except ImportError as missing:
 
 FLOAT16_MAX = 65504
 CHARS_PER_TOKEN = 16       # no text needs more on average; the rest of a long text is not tokenised
-BIBLE_RANGE = "gen1:1-rev99:99"
 
 
 # ---------------------------------------------------------------------------------- text
-
-def bible_text():
-    """Chapters as paragraphs, without verse numbers."""
-    command = shutil.which("bible")
-    if command is None:
-        raise Bad("no command `bible` (Debian package bible-kjv); run data/make_dumps.sh or give --text FILE")
-    done = subprocess.run([command, "-f", BIBLE_RANGE], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    chapters, last = [], None
-    for line in done.stdout.splitlines():
-        verse = re.fullmatch(r"(\S.*?\d+):\d+ (.*)", line)
-        if verse is None:
-            raise Bad(f"`bible` printed a line that is no verse: {line[:60]!r}")
-        if verse[1] != last:
-            chapters.append([])
-            last = verse[1]
-        chapters[-1].append(verse[2].strip())
-    return "\n\n".join(" ".join(c) for c in chapters) + "\n"
-
 
 # --------------------------------------------------------------------------------- files
 
@@ -226,6 +207,6 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (Bad, OSError) as error:
+    except (Bad, OSError, ValueError) as error:
         print(f"make_dumps.py: {error}", file=sys.stderr)
         sys.exit(2)

