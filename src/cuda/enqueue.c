@@ -1,4 +1,5 @@
 /* Cutting the work, laying out the workspace, launching. */
+#include "cuda/arena.h"
 #include "cuda/enqueue.h"
 
 #include "cuda/accept.h"
@@ -176,54 +177,42 @@ static void cut(const apa_call *call, const apa_cuda_target *target, bool all_ho
 
 /* ------------------------------------------------------------------------------- workspace */
 
-typedef struct arena {
-    char *base;
-    size_t used;
-} arena;
-
-static void *take(arena *at, int64_t count, size_t bytes)
-{
-    const size_t offset = at->used;
-    at->used += ((size_t)count * bytes + 255) / 256 * 256;
-    return at->base == NULL ? NULL : at->base + offset;
-}
-
 /* Buffers of all tiles, then those of `units` units. */
-static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, arena *at)
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv, tiles = heads * job->tiles, D = job->D;
     const int64_t rows = units * APA_CUDA_UNIT, parts = all_hot && job->splits == 1 ? 0 : job->splits;
-    job->part_o = take(at, parts * rows * D, sizeof(float));
-    job->part_frame = take(at, parts * rows, sizeof(float));
-    job->part_sum = take(at, parts * rows, sizeof(float));
+    job->part_o = apa_cuda_take(at, parts * rows * D, sizeof(float));
+    job->part_frame = apa_cuda_take(at, parts * rows, sizeof(float));
+    job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
     if (all_hot)
         return;
-    job->tile_sum = take(at, job->smooth ? tiles * (D + 1) : 0, sizeof(double));
-    job->mean_sum = take(at, job->smooth ? heads * D : 0, sizeof(double));
-    job->k_mean = take(at, heads * D, sizeof(float));
-    job->blob = take(at, tiles * apa_cuda_blob_bytes(job->trait, D), 1);
-    job->poisoned = take(at, tiles, 1);
-    job->k_scale_max = take(at, heads, sizeof(float));
-    job->k_amax = take(at, heads, sizeof(float));
-    job->v_amax = take(at, heads * D, sizeof(float));
-    job->v_scale = take(at, heads * D, sizeof(float));
-    job->q_codes = take(at, units * apa_cuda_query_bytes(job->trait, D), 1);
-    job->q16 = take(at, rows * D, 2);
-    job->q_scale = take(at, rows, sizeof(float));
-    job->shift = take(at, rows, sizeof(float));
-    job->all_hot = take(at, units * APA_CUDA_UNIT_GROUPS, 1);
-    job->candidate = take(at, units * APA_CUDA_UNIT_GROUPS * job->tiles, 1);
-    job->mass = take(at, units * APA_CUDA_UNIT * job->tiles, sizeof(float));
-    job->part_lambda = take(at, parts * rows, sizeof(float));
-    job->hot_tile = take(at, units * job->tiles, sizeof(uint32_t));
-    job->hot_mask = take(at, units * job->tiles, sizeof(uint8_t));
-    job->fix_tile = take(at, units * job->tiles, sizeof(uint32_t));
-    job->fix_mask = take(at, units * job->tiles, sizeof(uint16_t));
-    job->list_count = take(at, 2 * units, sizeof(int32_t));
+    job->tile_sum = apa_cuda_take(at, job->smooth ? tiles * (D + 1) : 0, sizeof(double));
+    job->mean_sum = apa_cuda_take(at, job->smooth ? heads * D : 0, sizeof(double));
+    job->k_mean = apa_cuda_take(at, heads * D, sizeof(float));
+    job->blob = apa_cuda_take(at, tiles * apa_cuda_blob_bytes(job->trait, D), 1);
+    job->poisoned = apa_cuda_take(at, tiles, 1);
+    job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
+    job->k_amax = apa_cuda_take(at, heads, sizeof(float));
+    job->v_amax = apa_cuda_take(at, heads * D, sizeof(float));
+    job->v_scale = apa_cuda_take(at, heads * D, sizeof(float));
+    job->q_codes = apa_cuda_take(at, units * apa_cuda_query_bytes(job->trait, D), 1);
+    job->q16 = apa_cuda_take(at, rows * D, 2);
+    job->q_scale = apa_cuda_take(at, rows, sizeof(float));
+    job->shift = apa_cuda_take(at, rows, sizeof(float));
+    job->all_hot = apa_cuda_take(at, units * APA_CUDA_UNIT_GROUPS, 1);
+    job->candidate = apa_cuda_take(at, units * APA_CUDA_UNIT_GROUPS * job->tiles, 1);
+    job->mass = apa_cuda_take(at, units * APA_CUDA_UNIT * job->tiles, sizeof(float));
+    job->part_lambda = apa_cuda_take(at, parts * rows, sizeof(float));
+    job->hot_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
+    job->hot_mask = apa_cuda_take(at, units * job->tiles, sizeof(uint8_t));
+    job->fix_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
+    job->fix_mask = apa_cuda_take(at, units * job->tiles, sizeof(uint16_t));
+    job->list_count = apa_cuda_take(at, 2 * units, sizeof(int32_t));
     const int64_t hot_parts = apa_cuda_finishes_in_pass_2(job) ? 0 : job->hot_splits;
-    job->hot_o = take(at, hot_parts * rows * D, sizeof(float));
-    job->hot_frame = take(at, hot_parts * rows, sizeof(float));
-    job->hot_sum = take(at, hot_parts * rows, sizeof(float));
+    job->hot_o = apa_cuda_take(at, hot_parts * rows * D, sizeof(float));
+    job->hot_frame = apa_cuda_take(at, hot_parts * rows, sizeof(float));
+    job->hot_sum = apa_cuda_take(at, hot_parts * rows, sizeof(float));
 }
 
 /* Units that are worked on at once: all, or as many as keep the growing buffers within BATCH_BYTES. */
@@ -250,7 +239,7 @@ void apa_cuda_describe(const apa_call *call, apa_cuda_job *job)
 }
 
 /* Returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, apa_cuda_arena *at, apa_cuda_job *job)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     apa_cuda_describe(call, job);
@@ -263,7 +252,7 @@ static int64_t make_job(const apa_call *call, const apa_cuda_target *target, are
 
 size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target)
 {
-    arena at = {NULL, 0};
+    apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
     make_job(call, target, &at, &job);
     return at.used;
@@ -337,7 +326,7 @@ apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const ap
                             const apa_cuda_place *place)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
-    arena at = {place->workspace, 0};
+    apa_cuda_arena at = {place->workspace, 0};
     apa_cuda_job job;
     apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
     if (status == APA_STATUS_OK)

@@ -1,5 +1,6 @@
 /* The engine "cuda:wgmma": what it takes, how the work is cut, the workspace, the launches. Moving host tensors, masks
  * and numbers of a job are those of the CUDA engine (cuda/engine.c, cuda/enqueue.c). */
+#include "cuda/arena.h"
 #include "cuda/engine.h"
 #include "cuda/enqueue.h"
 #include "cuda/wgmma/launch.h"
@@ -157,58 +158,46 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
 }
 
-/* Memory cut from one piece; base NULL only measures. */
-typedef struct arena {
-    char *base;
-    size_t used;
-} arena;
-
-static void *take(arena *at, int64_t count, size_t bytes)
-{
-    const size_t offset = at->used;
-    at->used += ((size_t)count * bytes + 255) / 256 * 256;
-    return at->base == NULL ? NULL : at->base + offset;
-}
-
 /* Prepared keys: all of them. */
-static void lay_out_keys(apa_cuda_job *job, arena *at)
+static void lay_out_keys(apa_cuda_job *job, apa_cuda_arena *at)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv;
-    job->tile_sum = take(at, job->smooth ? heads * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0, sizeof(double));
-    job->k_mean = take(at, heads * job->D, sizeof(float));
-    job->k_scale_max = take(at, heads, sizeof(float));
-    job->blob = take(at, heads * ceil_div(job->tiles, 2) * apa_wgmma_pair_bytes(job->D), 1);
-    job->poisoned = take(at, heads * job->tiles, 1);
+    job->tile_sum =
+        apa_cuda_take(at, job->smooth ? heads * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0, sizeof(double));
+    job->k_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
+    job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
+    job->blob = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * apa_wgmma_pair_bytes(job->D), 1);
+    job->poisoned = apa_cuda_take(at, heads * job->tiles, 1);
 }
 
 /* What `units` units need for a pass over cold tiles and one over hot ones. */
-static void lay_out_units(apa_cuda_job *job, int64_t units, arena *at)
+static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
     const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
-    job->q_codes = take(at, rows * D, 1);
-    job->q16 = take(at, rows * D, 2);
-    job->q_scale = take(at, rows, sizeof(float));
-    job->shift = take(at, rows, sizeof(float));
-    job->all_hot = take(at, groups, 1);
-    job->candidate = take(at, groups * job->tiles, 1);
-    job->mass = take(at, rows * job->tiles, sizeof(float));
-    job->part_lambda = take(at, job->splits * rows, sizeof(float));
-    job->hot_tile = take(at, units * job->tiles, sizeof(uint32_t));
-    job->hot_mask = take(at, units * job->tiles, sizeof(uint8_t));
-    job->fix_tile = take(at, units * job->tiles, sizeof(uint32_t));
-    job->fix_mask = take(at, units * job->tiles, sizeof(uint16_t));
-    job->list_count = take(at, 2 * units, sizeof(int32_t));
-    job->hot_o = take(at, job->hot_splits * rows * D, sizeof(float));
-    job->hot_frame = take(at, job->hot_splits * rows, sizeof(float));
-    job->hot_sum = take(at, job->hot_splits * rows, sizeof(float));
+    job->q_codes = apa_cuda_take(at, rows * D, 1);
+    job->q16 = apa_cuda_take(at, rows * D, 2);
+    job->q_scale = apa_cuda_take(at, rows, sizeof(float));
+    job->shift = apa_cuda_take(at, rows, sizeof(float));
+    job->all_hot = apa_cuda_take(at, groups, 1);
+    job->candidate = apa_cuda_take(at, groups * job->tiles, 1);
+    job->mass = apa_cuda_take(at, rows * job->tiles, sizeof(float));
+    job->part_lambda = apa_cuda_take(at, job->splits * rows, sizeof(float));
+    job->hot_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
+    job->hot_mask = apa_cuda_take(at, units * job->tiles, sizeof(uint8_t));
+    job->fix_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
+    job->fix_mask = apa_cuda_take(at, units * job->tiles, sizeof(uint16_t));
+    job->list_count = apa_cuda_take(at, 2 * units, sizeof(int32_t));
+    job->hot_o = apa_cuda_take(at, job->hot_splits * rows * D, sizeof(float));
+    job->hot_frame = apa_cuda_take(at, job->hot_splits * rows, sizeof(float));
+    job->hot_sum = apa_cuda_take(at, job->hot_splits * rows, sizeof(float));
 }
 
-static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, arena *at)
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at)
 {
     const int64_t parts = all_hot && job->splits == 1 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
-    job->part_o = take(at, parts * rows * job->D, sizeof(float));
-    job->part_frame = take(at, parts * rows, sizeof(float));
-    job->part_sum = take(at, parts * rows, sizeof(float));
+    job->part_o = apa_cuda_take(at, parts * rows * job->D, sizeof(float));
+    job->part_frame = apa_cuda_take(at, parts * rows, sizeof(float));
+    job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
     if (all_hot)
         return;
     lay_out_keys(job, at);
@@ -238,7 +227,7 @@ static int64_t batch_length(const apa_cuda_job *job, int64_t batch)
 }
 
 /* Fills in the job; returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, arena *at, apa_cuda_job *job)
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, apa_cuda_arena *at, apa_cuda_job *job)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     apa_cuda_describe(call, job);
@@ -252,7 +241,7 @@ static int64_t make_job(const apa_call *call, const apa_cuda_target *target, are
 
 size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target)
 {
-    arena at = {NULL, 0};
+    apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
     make_job(call, target, &at, &job);
     return at.used;
@@ -317,7 +306,7 @@ apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const a
                              const apa_cuda_place *place)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
-    arena at = {place->workspace, 0};
+    apa_cuda_arena at = {place->workspace, 0};
     apa_cuda_job job;
     if (call->pages != NULL)
         return refuse(context, "block_table", "on the device");
