@@ -4,7 +4,7 @@
 #
 #   plugins/ggml/build.sh [--test] [FOLDER]     (default: build/llama.cpp)
 #
-# Leaves FOLDER/bin/llama-bench, llama-perplexity, llama-completion, test-backend-ops and FOLDER/libggml-apa.so.
+# Leaves FOLDER/bin/llama-bench, llama-perplexity, llama-completion, llama-quantize, test-backend-ops and FOLDER/libggml-apa.so.
 set -euo pipefail
 
 version=0.3.36
@@ -49,7 +49,7 @@ llama=$source/vendor/llama.cpp
 cmake -S "$llama" -B "$folder/tools" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON \
     -DGGML_NATIVE=OFF $(cpu_options) -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF \
     -DLLAMA_BUILD_TESTS=ON >"$folder/tools.log"
-cmake --build "$folder/tools" --target llama-bench llama-perplexity llama-completion test-backend-ops ggml-cpu \
+cmake --build "$folder/tools" --target llama-bench llama-perplexity llama-completion llama-quantize test-backend-ops ggml-cpu \
     >>"$folder/tools.log" || { tail -20 "$folder/tools.log" >&2; exit 1; }
 ln -sfn tools/bin "$folder/bin"
 
