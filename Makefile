@@ -19,11 +19,12 @@ test: ## gcc with warnings as errors, then every test
 	cmake --build --preset ci-gcc
 	ctest --test-dir build-gcc $(CTEST_FLAGS)
 
-property: ## 20000 random problems on every engine against double; SEED=... repeats, CASES=... more or fewer
+property: ## 20000 random problems on every engine, and histories of the cache; SEED=... repeats, CASES=... more or fewer
 	@scripts/setup.sh test
 	cmake --preset ci-gcc
-	cmake --build --preset ci-gcc --target property
+	cmake --build --preset ci-gcc --target property cache_property
 	build-gcc/property --cases $(or $(CASES),20000) --seed $(or $(SEED),$(shell date +%s))
+	build-gcc/cache_property --cases $(or $(CASES),20000) --seed $(or $(SEED),$(shell date +%s))
 
 fuzz: ## libFuzzer on every target, SECONDS=600 each (clang)
 	@scripts/setup.sh ci
