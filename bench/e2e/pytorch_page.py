@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """The PyTorch part of docs/end-to-end.md from what pytorch.py measured: tables between two markers, and a picture.
 
-    pytorch_page.py pytorch.json [--page docs/end-to-end.md]
+    pytorch_page.py pytorch.json [more.json ...] [--page docs/end-to-end.md]
 
+Runs of one machine may each hold a part (times from a quiet hour, perplexities from any); a part that several hold is
+taken from the first of them.
 What stands between the markers <!-- pytorch: begin --> and <!-- pytorch: end --> is replaced; the rest of the page
 is left alone. The picture is end-to-end-pytorch.svg beside the page.
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- pytorch: begin -->", "<!-- pytorch: end -->"
+PARTS = ("prefill", "perplexity", "perplexity_emulated")
 BARELY = 1e-6  # a change smaller than this has no room on a logarithmic axis
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 760, 210, 90, 20, 54
@@ -147,7 +150,7 @@ def picture(found: dict[str, Any]) -> str:
 def section(found: dict[str, Any]) -> str:
     m = found["machine"]
     parts = [
-        f"`{found['command']}` on {m['threads']} threads of an {m['cpu']} (level {m['isa']}), PyTorch {m['torch']}, "
+        f"{' and '.join(f'`{c}`' for c in found['commands'])} on {m['threads']} threads of an {m['cpu']} (level {m['isa']}), PyTorch {m['torch']}, "
         f"Transformers {m['transformers']}, float32."
     ]
     if found["prefill"]:
@@ -181,12 +184,21 @@ def section(found: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    if any(run["machine"] != runs[0]["machine"] for run in runs):
+        sys.exit("pytorch_page.py: the runs are of different machines or versions")
+    found = dict(runs[0])
+    for part in PARTS:
+        found[part] = next((run[part] for run in runs if run[part]), [])
+    return found | {"commands": [run["command"] for run in runs]}
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path)
+    parser.add_argument("json", type=Path, nargs="+")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "end-to-end.md")
     args = parser.parse_args(argv)
-    found = json.loads(args.json.read_text("utf-8"))
+    found = together([json.loads(path.read_text("utf-8")) for path in args.json])
     page = args.page.read_text("utf-8")
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         sys.exit(f"pytorch_page.py: {args.page}: expected {BEGIN} and {END}, once each")
