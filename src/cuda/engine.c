@@ -178,6 +178,10 @@ static cudaError_t move_in(session *at, const apa_call *call, size_t workspace, 
         error = take(at, COUNTS, sizeof(uint64_t) * APA_CUDA_COUNTS);
     if (error == cudaSuccess)
         error = take(at, VERDICTS, verdicts);
+    /* A copy out of pageable memory may return before all of it is there, and a non-blocking stream does not wait for
+     * the default one. */
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(NULL);
     return error;
 }
 

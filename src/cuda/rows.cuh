@@ -2,7 +2,7 @@
 #ifndef APA_CUDA_ROWS_CUH
 #define APA_CUDA_ROWS_CUH
 
-#include "cuda/job.h"
+#include "cuda/order.h"
 
 struct Row {
     int position, head; /* head: of all query heads */
@@ -48,41 +48,16 @@ __device__ __forceinline__ Row row_of(const apa_cuda_job &job, const Unit &unit,
     return row;
 }
 
-/* Piece of work `item` of unit_count·splits. Whole inputs: the units of a KV head run side by side, so that they find
- * its tiles in the cache. Causal ones (longest_first): the longest rows first, so that the short ones fill the gaps at
- * the end. */
+/* Piece of work `item` of unit_count·splits (order.h). */
 __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, int splits)
 {
+    const apa_cuda_item from = apa_cuda_item_of(&job, item, splits);
     Unit unit;
-    const int blocks = job.Sq16 / APA_CUDA_UNIT; /* longest_first only where this is exact */
-    if (job.longest_first) {
-        const int64_t heads = static_cast<int64_t>(job.B) * job.Hkv;
-        unit.split = static_cast<int>(item % splits);
-        const int64_t rest = item / splits;
-        unit.head = static_cast<int>(rest % heads);
-        const int v = static_cast<int>(rest / heads);
-        unit.number = v % job.G * blocks + (blocks - 1 - v / job.G);
-        unit.index = static_cast<int64_t>(unit.head) * job.units + unit.number;
-        unit.local = unit.index - job.unit_first;
-        return unit;
-    }
-    /* [head][split][unit of the head]; the batch may begin and end inside a head. */
-    const int64_t begin = job.unit_first, end = begin + job.unit_count,
-                  whole = static_cast<int64_t>(job.units) * splits;
-    int64_t at = begin, left = item;
-    const int64_t first_end = (begin / job.units + 1) * job.units,
-                  in_first = (first_end < end ? first_end : end) - begin;
-    if (left >= in_first * splits) {
-        left -= in_first * splits;
-        at = first_end + left / whole * job.units;
-        left %= whole;
-    }
-    const int64_t head_end = (at / job.units + 1) * job.units, n = (head_end < end ? head_end : end) - at;
-    unit.split = static_cast<int>(left / n);
-    unit.index = at + (n - 1 - left % n); /* long rows first where rows grow */
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
-    unit.local = unit.index - job.unit_first;
+    unit.index = from.index;
+    unit.local = from.local;
+    unit.head = from.head;
+    unit.number = from.number;
+    unit.split = from.split;
     return unit;
 }
 

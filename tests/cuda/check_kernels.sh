@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every kernel compiles for every architecture with warnings as errors, and spills no more registers than spills.txt allows;
-# the NVFP4 kernel for sm_120a holds the block-scaled product, conversions to E2M1 and bulk copies, and nothing of the
-# version in software. Needs nvcc and no device.
+# nothing touches the registers of an asynchronous product that is under way; the NVFP4 kernel for sm_120a holds the
+# block-scaled product, conversions to E2M1 and bulk copies, and nothing of the version in software. Needs nvcc, Python and
+# no device.
 #   check_kernels.sh ROOT NVCC [ARCH ...]
 set -euo pipefail
 
@@ -31,6 +32,12 @@ trap 'rm -rf "$folder"' EXIT
 if grep -h -E "wgmma.mma_async instructions are serialized" "$folder"/*.90a.log; then
     exit 1
 fi
+
+# No register of such a product is touched before it is done.
+for name in cold exact fix hot; do
+    "$nvcc" -std=c++17 -O3 -I"$root/include" -I"$root/src" -arch=compute_90a -ptx -o "$folder/$name.90a.ptx" "$root/src/cuda/wgmma/$name.cu"
+done
+python3 "$root/tests/cuda/in_flight.py" "$folder"/*.90a.ptx
 
 # "ARCH KERNEL BYTES" of every kernel that spills, sorted.
 for log in "$folder"/*.log; do

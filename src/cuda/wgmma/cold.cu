@@ -66,35 +66,8 @@ __device__ __forceinline__ int pair_at(const PairRange &pairs, int i)
     return pairs.first > 0 ? pairs.end - 1 - i : i == 0 ? 0 : pairs.end - i;
 }
 
-/* A block's place: KV head, first of its rows in line, split. Long rows first where rows grow. */
-struct Place {
-    int head, row, split;
-};
-
-__device__ __forceinline__ Place place_of(const apa_cuda_job &job)
-{
-    const int in_head = static_cast<int>(job.unit_count < job.units ? job.unit_count : job.units) * APA_CUDA_UNIT;
-    const int blocks = (in_head + COLD_ROWS - 1) / COLD_ROWS, heads = gridDim.x / (blocks * job.splits);
-    const int first_head = static_cast<int>(job.unit_first / job.units),
-              first_row = static_cast<int>(job.unit_first % job.units) * APA_CUDA_UNIT;
-    int at = blockIdx.x;
-    Place place;
-    if (job.longest_first) {
-        place.head = first_head + at % heads;
-        at /= heads;
-        place.split = at % job.splits;
-        place.row = first_row + (blocks - 1 - at / job.splits) * COLD_ROWS;
-    } else { /* blocks of a head and split side by side: they find its pairs in the cache */
-        place.row = first_row + (blocks - 1 - at % blocks) * COLD_ROWS;
-        at /= blocks;
-        place.split = at % job.splits;
-        place.head = first_head + at / job.splits;
-    }
-    return place;
-}
-
 /* The unit that holds a row of the line. */
-__device__ __forceinline__ Unit unit_of_row(const apa_cuda_job &job, const Place &place, int row)
+__device__ __forceinline__ Unit unit_of_row(const apa_cuda_job &job, const apa_cuda_stretch &place, int row)
 {
     Unit unit;
     unit.head = place.head;
@@ -106,7 +79,7 @@ __device__ __forceinline__ Unit unit_of_row(const apa_cuda_job &job, const Place
 }
 
 /* Pairs that some row of the block sees, cut to its split. All threads call it. */
-__device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const Place &place)
+__device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const apa_cuda_stretch &place)
 {
     __shared__ int range[2];
     if (threadIdx.x == 0) {
@@ -283,7 +256,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    const Place place = place_of(job);
+    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
     const PairRange pairs = block_pairs(job, place);
     for (int i = 0; i < S::STAGES; i++)
         if (threadIdx.x < 64)
@@ -361,7 +334,7 @@ template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)
 {
     const int64_t in_head = job->unit_count < job->units ? job->unit_count : job->units;
-    return job->unit_count / in_head * ((in_head * APA_CUDA_UNIT + COLD_ROWS - 1) / COLD_ROWS);
+    return job->unit_count / in_head * apa_cuda_stretches_of_head(job, COLD_ROWS);
 }
 
 extern "C" int64_t apa_wgmma_pair_bytes(int64_t D)

@@ -118,7 +118,7 @@ static apa_status resolve(apa_context *context, apa_call *call)
     status = apa_cuda_all_hot(&call->recipe) ? apa_cuda_resolve(context, call) : resolve_cold(context, call);
     if (status != APA_STATUS_OK)
         return status;
-    if (call->B * call->Sq * call->Skv == 0)
+    if (call->B == 0 || call->Sq == 0 || call->Skv == 0)
         return refuse(context, "shape", "no queries or no keys");
     const char *objection = apa_wgmma_map_objection(&call->k);
     if (objection != NULL)

@@ -1,0 +1,382 @@
+/* What the CUDA engine's host side hands its kernels, without a device: the launchers are caught (ld --wrap), the
+ * device is made up. For every launch of a call the buffers that its kernels index, by formulas of this file's own, lie
+ * in the workspace that was asked for, aligned, none in another; batches and blocks take every unit once. */
+#include "apa/cuda.h"
+
+#include "cuda/device.h"
+#include "cuda/order.h"
+#include "cuda/wgmma/launch.h"
+#include "support/fixture.h"
+#include "support/problems.h"
+#include "support/test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, STEPS };
+enum { MOST_SPANS = 32, RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
+
+#define BASE ((char *)(UINT64_C(1) << 40)) /* of the workspace: an address that nobody reads */
+
+typedef struct shape {
+    int64_t B, Hq, Hkv, Sq, Skv, D;
+    int causal;
+    int64_t left;
+} shape;
+
+typedef struct span {
+    const char *name;
+    uintptr_t first, end;
+} span;
+
+/* The call under test. */
+static struct {
+    apa_cuda_target target;
+    size_t bytes;
+    bool hopper;
+    int64_t next_unit[STEPS]; /* of the batches so far */
+    int launches;
+    span spans[MOST_SPANS];
+    int count;
+} at;
+
+/* ------------------------------------------------------------------------------- what a launch may touch */
+
+static void add(const char *name, const void *from, int64_t bytes)
+{
+    if (bytes == 0)
+        return;
+    const uintptr_t first = (uintptr_t)from, end = first + (uintptr_t)bytes;
+    if (first % 256 != 0 || first < (uintptr_t)BASE || end > (uintptr_t)BASE + at.bytes)
+        fail_msg("%s: %lld bytes at %lld of a workspace of %zu", name, (long long)bytes,
+                 (long long)(first - (uintptr_t)BASE), at.bytes);
+    for (int i = 0; i < at.count; i++)
+        if (first < at.spans[i].end && at.spans[i].first < end)
+            fail_msg("%s lies in %s", name, at.spans[i].name);
+    assert_in_range(at.count, 0, MOST_SPANS - 1);
+    at.spans[at.count++] = (span){name, first, end};
+}
+
+#define ADD(field, n) add(#field, job->field, (int64_t)(n) * (int64_t)sizeof *job->field)
+
+static void add_parts(const apa_cuda_job *job)
+{
+    const int64_t rows = job->splits * job->unit_count * 128;
+    ADD(part_o, rows * job->D);
+    ADD(part_frame, rows);
+    ADD(part_sum, rows);
+}
+
+static void add_keys(const apa_cuda_job *job)
+{
+    const int64_t heads = (int64_t)job->B * job->Hkv, T = job->tiles, D = job->D;
+    ADD(k_mean, heads * D);
+    ADD(k_scale_max, heads);
+    ADD(poisoned, heads * T);
+    if (at.hopper) {
+        ADD(tile_sum, job->smooth ? heads * ((T + 7) / 8) * (D + 1) : 0);
+        ADD(blob, heads * ((T + 1) / 2) * (2 * 128 * D + 64));
+        return;
+    }
+    const int64_t blob = job->trait == APA_CUDA_NVFP4       ? 64 * D + 8 * D /* 4 bits, a scale for 16 */
+                         : job->trait == APA_CUDA_INT8_FINE ? 128 * D + 4 * 64 + 4 * D + 16
+                                                            : 128 * D + 4 * 4 + 16;
+    ADD(tile_sum, job->smooth ? heads * T * (D + 1) : 0);
+    ADD(mean_sum, job->smooth ? heads * D : 0);
+    ADD(blob, heads * T * blob);
+    ADD(k_amax, heads);
+    ADD(v_amax, heads * D);
+    ADD(v_scale, heads * D);
+}
+
+static void add_units(const apa_cuda_job *job)
+{
+    const int64_t U = job->unit_count, T = job->tiles, D = job->D;
+    const bool nvfp4 = !at.hopper && job->trait == APA_CUDA_NVFP4;
+    const int64_t scales = D == 64 ? 128 : D; /* of 16 rows and a term: D bytes, two depth steps of 64 a piece */
+    const int64_t hot = !at.hopper && job->splits == 1 && job->hot_splits == 1 ? 0 : job->hot_splits * U * 128;
+    ADD(q_codes, nvfp4 ? U * 8 * 2 * (8 * D + scales) : U * 128 * D);
+    ADD(q16, U * 128 * D * 2);
+    ADD(q_scale, U * 128);
+    ADD(shift, U * 128);
+    ADD(all_hot, U * 8);
+    ADD(candidate, U * 8 * T);
+    ADD(mass, U * 8 * T * 16);
+    ADD(part_lambda, job->splits * U * 128);
+    ADD(hot_tile, U * T);
+    ADD(hot_mask, U * T);
+    ADD(fix_tile, U * T);
+    ADD(fix_mask, U * T);
+    ADD(list_count, U * 2);
+    ADD(hot_o, hot * D);
+    ADD(hot_frame, hot);
+    ADD(hot_sum, hot);
+}
+
+/* ------------------------------------------------------------------------------- how the work is cut */
+
+static int64_t all_units(const apa_cuda_job *job)
+{
+    return (int64_t)job->B * job->Hkv * job->units;
+}
+
+/* Blocks of pass 1 and of the exact kernel: each unit and split of the batch once. */
+static void check_blocks(const apa_cuda_job *job, bool stretches)
+{
+    const int64_t n = job->unit_count * job->splits;
+    if (n > MOST_ITEMS)
+        return;
+    uint8_t *seen = calloc((size_t)n + 1, 1);
+    assert_non_null(seen);
+    if (stretches)
+        assert_true(apa_wgmma_cold_blocks(job) == job->unit_count);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t unit;
+        int32_t split;
+        if (stretches) {
+            const apa_cuda_stretch to = apa_cuda_stretch_of(job, (int32_t)i, (int32_t)n, APA_CUDA_UNIT);
+            unit = (int64_t)to.head * job->units + to.row / APA_CUDA_UNIT - job->unit_first;
+            split = to.split;
+        } else {
+            const apa_cuda_item to = apa_cuda_item_of(job, i, job->splits);
+            unit = to.index - job->unit_first;
+            split = to.split;
+        }
+        assert_true(unit >= 0 && unit < job->unit_count && split >= 0 && split < job->splits);
+        assert_int_equal(seen[unit * job->splits + split]++, 0);
+    }
+    free(seen);
+}
+
+static void check_cut(const apa_cuda_job *job, int step)
+{
+    const int64_t units = all_units(job);
+    assert_true(job->unit_first == at.next_unit[step] && job->unit_count > 0);
+    at.next_unit[step] += job->unit_count;
+    assert_true(at.next_unit[step] <= units);
+    assert_true(job->splits >= 1 && job->hot_splits >= (step == EXACT ? 0 : 1));
+    if (at.hopper && step == COLD) { /* whole KV heads or a part of one */
+        const int64_t last = job->unit_first + job->unit_count - 1;
+        assert_true(job->unit_first / job->units == last / job->units ||
+                    (job->unit_first % job->units == 0 && job->unit_count % job->units == 0));
+    } else if (job->longest_first) {
+        assert_true(job->unit_count == units);
+    }
+    if (job->longest_first)
+        assert_true(!job->packing_rows && job->units == job->Sq16 / APA_CUDA_UNIT * job->G);
+    check_blocks(job, at.hopper && step == COLD);
+}
+
+static int caught(const apa_cuda_job *job, int step, bool hopper)
+{
+    assert_true(hopper == at.hopper);
+    at.launches++;
+    at.count = 0;
+    if (step == EXACT) {
+        if (job->splits > 1)
+            add_parts(job);
+        check_cut(job, step);
+        return 0;
+    }
+    apa_cuda_job batch = *job;
+    if (step == KEYS)
+        batch.unit_count = 0; /* no batch yet */
+    add_parts(&batch);
+    add_keys(&batch);
+    add_units(&batch);
+    if (step == COLD)
+        check_cut(job, step);
+    else if (step != KEYS)
+        at.next_unit[step] += job->unit_count;
+    return 0;
+}
+
+#define CATCH(name, step, hopper)                                                                                      \
+    int __wrap_##name(const apa_cuda_job *job, void *stream);                                                          \
+    int __wrap_##name(const apa_cuda_job *job, void *stream)                                                           \
+    {                                                                                                                  \
+        (void)stream;                                                                                                  \
+        return caught(job, step, hopper);                                                                              \
+    }
+#define CATCH_WITH_MAPS(name, step)                                                                                    \
+    int __wrap_##name(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream);                              \
+    int __wrap_##name(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream)                               \
+    {                                                                                                                  \
+        (void)stream;                                                                                                  \
+        assert_true((uintptr_t)maps % 64 == 0);                                                                        \
+        return caught(job, step, true);                                                                                \
+    }
+
+CATCH(apa_cuda_launch_exact, EXACT, false)
+CATCH(apa_cuda_launch_prep_keys, KEYS, false)
+CATCH(apa_cuda_launch_prep_queries, QUERIES, false)
+CATCH(apa_cuda_launch_cold, COLD, false)
+CATCH(apa_cuda_launch_fix, FIX, false)
+CATCH(apa_cuda_launch_hot, HOT, false)
+CATCH(apa_cuda_launch_judge, JUDGE, at.hopper)
+CATCH(apa_wgmma_launch_prep_keys, KEYS, true)
+CATCH(apa_wgmma_launch_prep_queries, QUERIES, true)
+CATCH(apa_wgmma_launch_cold, COLD, true)
+CATCH(apa_wgmma_launch_fix, FIX, true)
+CATCH_WITH_MAPS(apa_wgmma_launch_exact, EXACT)
+CATCH_WITH_MAPS(apa_wgmma_launch_hot, HOT)
+
+int __wrap_apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream);
+int __wrap_apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream)
+{
+    (void)stream;
+    if (adaptive)
+        return caught(job, FINISH, at.hopper);
+    assert_true(job->splits > 1);
+    at.count = 0;
+    add_parts(job);
+    return 0;
+}
+
+int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma_maps *maps);
+int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma_maps *maps)
+{
+    (void)job;
+    assert_true(keys == 64 || keys == 128);
+    memset(maps, 0, sizeof *maps);
+    return 0;
+}
+
+apa_status __wrap_apa_cuda_current(apa_context *unused, apa_cuda_target *target);
+apa_status __wrap_apa_cuda_current(apa_context *unused, apa_cuda_target *target)
+{
+    (void)unused;
+    *target = at.target;
+    return APA_STATUS_OK;
+}
+
+/* ------------------------------------------------------------------------------- calls */
+
+static const apa_cuda_target h200 = {0, 90, 132, 232448, 233472}, a100 = {0, 80, 108, 166912, 167936},
+                             rtx_4090 = {0, 89, 128, 101376, 102400}, rtx_5090 = {0, 120, 170, 101376, 102400};
+
+static apa_problem problem_of(const shape *s)
+{
+    apa_problem p;
+    char *data[4];
+    for (int i = 0; i < 4; i++)
+        data[i] = BASE + ((int64_t)(i + 1) << 42);
+    apa_problem_init(&p);
+    p.q = apa_tensor_hnd(data[0], APA_DTYPE_F16, s->B, s->Hq, s->Sq, s->D);
+    p.k = apa_tensor_hnd(data[1], APA_DTYPE_F16, s->B, s->Hkv, s->Skv, s->D);
+    p.v = apa_tensor_hnd(data[2], APA_DTYPE_F16, s->B, s->Hkv, s->Skv, s->D);
+    p.out = apa_tensor_hnd(data[3], APA_DTYPE_F16, s->B, s->Hq, s->Sq, s->D);
+    p.causal = s->causal;
+    p.window_left = s->left;
+    return p;
+}
+
+/* Plans and launches; returns bytes of workspace, or -1 where the device does not take the call. */
+static int64_t check_call(const apa_cuda_target *target, const shape *s, const char *method, const char *knob,
+                          const char *value)
+{
+    apa_recipe recipe, resolved;
+    apa_cuda_options options;
+    memset(&at, 0, sizeof at);
+    at.target = *target;
+    assert_int_equal(apa_recipe_init(&recipe, method), APA_STATUS_OK);
+    if (knob != NULL)
+        assert_int_equal(apa_recipe_set(&recipe, knob, value, NULL, 0), APA_STATUS_OK);
+    const apa_problem p = problem_of(s);
+    apa_status status = apa_cuda_workspace_bytes(context, &p, &recipe, &at.bytes);
+    if (status == APA_STATUS_UNSUPPORTED)
+        return -1;
+    assert_int_equal(status, APA_STATUS_OK);
+    /* on compute capability 9.0 all but D = 256 with cold tiles, other cold formats, and empty axes */
+    at.hopper = target->capability == 90 && s->Sq > 0 && s->Skv > 0 && knob == NULL &&
+                (s->D <= 128 || strcmp(method, "exact") == 0);
+    apa_cuda_options_init(&options);
+    options.workspace = BASE;
+    options.workspace_bytes = at.bytes;
+    status = apa_cuda_attention(context, &p, &recipe, &options, &resolved);
+    if (status != APA_STATUS_OK)
+        fail_msg("%s", apa_context_message(context));
+    const int64_t groups = (s->Sq + 15) / 16 * 16,
+                  units = ((resolved.packing == APA_PACKING_ROWS ? s->Sq : groups) * (s->Hq / s->Hkv) + 127) / 128 *
+                          s->B * s->Hkv;
+    const bool exact = strcmp(method, "exact") == 0;
+    assert_true(at.next_unit[EXACT] == (exact ? units : 0) && at.next_unit[COLD] == (exact ? 0 : units));
+    for (int step = QUERIES; step <= HOT; step++)
+        if (step != FIX || at.hopper)
+            assert_true(at.next_unit[step] == at.next_unit[COLD]);
+    return (int64_t)at.bytes;
+}
+
+static const struct {
+    const char *method, *knob, *value;
+} methods[] = {
+    {"exact", NULL, NULL},           {"apa", NULL, NULL}, {"cold", NULL, NULL}, {"apa", "qk_scale_granularity", "row"},
+    {"apa", "cold_format", "nvfp4"},
+};
+
+static void check_shape(const shape *s)
+{
+    static const apa_cuda_target *const targets[] = {&h200, &a100, &rtx_4090, &rtx_5090};
+    for (size_t t = 0; t < sizeof targets / sizeof *targets; t++)
+        for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+            const int64_t bytes = check_call(targets[t], s, methods[i].method, methods[i].knob, methods[i].value);
+            if (bytes < 0) /* too much shared memory, or NVFP4 below 9.0 */
+                assert_true(targets[t] != &h200 &&
+                            (s->D == 256 || (methods[i].value != NULL && strcmp(methods[i].value, "nvfp4") == 0)));
+        }
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    static const shape shapes[] = {
+        {1, 24, 8, 2048, 122880, 128, 0, -1},   {1, 24, 8, 122880, 122880, 128, 1, -1},
+        {1, 24, 8, 32768, 32768, 128, 1, -1},   {1, 32, 32, 16384, 16384, 64, 1, -1},
+        {1, 16, 16, 16384, 16384, 256, 1, -1},  {1, 24, 8, 1, 122880, 128, 1, -1},
+        {1, 2, 2, 70, 200, 256, 1, -1},         {1, 1, 1, 1, 1, 64, 0, -1},
+        {50, 4, 4, 3, 70, 64, 1, -1},           {1, 7, 1, 640, 1000, 128, 1, -1},
+        {2, 15, 3, 333, 4097, 64, 1, 700},      {1, 6, 2, 1024, 65, 128, 1, 64},
+        {3, 8, 2, 0, 500, 128, 1, -1},          {3, 8, 2, 500, 0, 128, 1, -1},
+        {1, 24, 8, 100000, 122880, 128, 1, -1}, {1, 40, 8, 4096, 1048576, 128, 1, -1},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_shape(&shapes[i]);
+}
+
+static void test_random_shapes(void **state)
+{
+    (void)state;
+    apa_test_rng rng = {apa_test_seed()};
+    for (int i = 0; i < RANDOM_SHAPES; i++) {
+        const int64_t Hkv = 1 + apa_test_below(&rng, 8), long_or_not = apa_test_below(&rng, 2) == 0 ? 300 : 40000;
+        const shape s = {1 + apa_test_below(&rng, 4),
+                         Hkv * (1 + apa_test_below(&rng, 9)),
+                         Hkv,
+                         1 + apa_test_below(&rng, apa_test_below(&rng, 2) == 0 ? 300 : 20000),
+                         1 + apa_test_below(&rng, long_or_not),
+                         INT64_C(64) << apa_test_below(&rng, 3),
+                         (int)apa_test_below(&rng, 2),
+                         apa_test_below(&rng, 3) == 0 ? apa_test_below(&rng, 2000) : -1};
+        check_shape(&s);
+    }
+}
+
+/* The figure of docs/cuda-wgmma.md, and its formula. */
+static void test_documented_size(void **state)
+{
+    (void)state;
+    const shape s = {1, 24, 8, 2048, 122880, 128, 0, -1};
+    const double mib = (double)check_call(&h200, &s, "apa", NULL, NULL) / (1 << 20);
+    print_message("workspace of 2048 x 122880, 24/8, D 128: %.1f MiB\n", mib);
+    assert_true(mib > 706.5 && mib < 707.5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_random_shapes),
+        cmocka_unit_test(test_documented_size),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
