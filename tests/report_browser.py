@@ -24,7 +24,7 @@ import time
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDE, PHONE = (1280, 900), (390, 844)
-LIMIT = 60  # seconds that any single step may take
+LIMIT = 180  # seconds that any single step may take
 
 
 class Browser:

@@ -16,7 +16,7 @@ foreach(source ${apa_dist_tests})
       add_test(NAME ${name}_${ranks} COMMAND ${CMAKE_COMMAND} -E echo "skipped: no MPI, or no mpirun (APA_MPI)")
       set_tests_properties(${name}_${ranks} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped:")
     endif()
-    set_tests_properties(${name}_${ranks} PROPERTIES LABELS dist TIMEOUT 300 PROCESSORS 2)
+    set_tests_properties(${name}_${ranks} PROPERTIES LABELS dist TIMEOUT 900 PROCESSORS 2)
   endforeach()
 endforeach()
 
@@ -31,7 +31,7 @@ else()
   add_test(NAME dist_command COMMAND ${CMAKE_COMMAND} -E echo "skipped: no MPI, or no mpirun (APA_MPI)")
   set_tests_properties(dist_command PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped:")
 endif()
-set_tests_properties(dist_command PROPERTIES LABELS dist TIMEOUT 300 PROCESSORS 2)
+set_tests_properties(dist_command PROPERTIES LABELS dist TIMEOUT 900 PROCESSORS 2)
 
 if(TARGET apa_dist_shared)
   add_test(NAME dist_exports COMMAND ${CMAKE_CURRENT_LIST_DIR}/../test_exports.sh ${PROJECT_SOURCE_DIR}/include
