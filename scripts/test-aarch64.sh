@@ -12,7 +12,7 @@ tree=$PWD/build/aarch64/build
 # CPUs that qemu-user pretends to be: one with the dot product, one without, where the level must not be chosen.
 cpu=neoverse-n1
 cpu_without=cortex-a72
-tests=(test_cpu_kernels_f32 test_cpu_kernels_i8 test_cpu_kernels_bf16 test_cpu_prep test_cpu_prep_tiles test_cpu_verdict test_cpu_levels
+tests=(test_cpu_kernels_f32 test_cpu_kernels_i8 test_cpu_kernels_bf16 test_cpu_decode test_cpu_prep test_cpu_prep_tiles test_cpu_verdict test_cpu_levels
        test_context test_formats test_blocks)
 long_tests=(test_cpu_engine test_cpu_adaptive)
 packages=(libpthreadpool-dev libpthreadpool0 libcpuinfo-dev libcpuinfo0 libjansson-dev libjansson4 libpng-dev libpng16-16 zlib1g-dev

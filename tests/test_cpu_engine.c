@@ -340,6 +340,9 @@ static void same_bits_for_every_cut(void **state)
     compare_cuts((apa_test_shape){1, 2, 2, 70, 8300, 16, 8}, "all");
     compare_cuts((apa_test_shape){1, 2, 1, 100, 6500, 8, 8}, "window");
     compare_cuts((apa_test_shape){1, 6, 2, 200, 200, 64, 64}, "causal");
+    /* Enough heads for the widest blocks, 24 registers: 25 and 19 of them, 12 in chunks of 64. */
+    compare_cuts((apa_test_shape){32, 3, 1, 130, 200, 8, 8}, "causal");
+    compare_cuts((apa_test_shape){33, 3, 1, 100, 230, 16, 24}, "all");
 }
 
 /* ---- threads ---- */

@@ -76,7 +76,14 @@ static void scores_case(const apa_test_level *level, apa_test_rng *rng, apa_test
         apa_test_freeze(&set, row);
         q[r] = (const uint32_t *)(const void *)row;
     }
-    level->kernels->scores_bf16(n, q, k, Dp, s, NULL);
+    float *maximum = apa_test_take(&set, sizeof *s * (size_t)(n * LANES), 0);
+    level->kernels->scores_bf16(n, q, k, Dp, s, maximum, NULL);
+    for (int i = 0; i < n * LANES; i++) {
+        float most = -INFINITY;
+        for (int key = 0; key < TILE; key++)
+            most = s[key * n * LANES + i] > most ? s[key * n * LANES + i] : most;
+        assert_true(maximum[i] == most);
+    }
     for (int key = 0; key < TILE; key++)
         for (int r = 0; r < n; r++)
             for (int i = 0; i < LANES; i++)

@@ -72,6 +72,17 @@ static void check_scores(const apa_test_level *at, int n, const float *const *q,
             }
 }
 
+/* What a panel's scores leave as maxima: the largest of each lane, NaN left out. */
+static void check_maxima(int n, const float *s, const float *maximum)
+{
+    for (int i = 0; i < n * LANES; i++) {
+        float most = -INFINITY;
+        for (int key = 0; key < TILE; key++)
+            most = s[key * n * LANES + i] > most ? s[key * n * LANES + i] : most;
+        assert_true(maximum[i] == most);
+    }
+}
+
 static void scores_case(const apa_test_level *at, apa_test_kind kind, int64_t Dp, apa_test_rng *rng, double *worst)
 {
     apa_test_buffers set = {0};
@@ -89,18 +100,20 @@ static void scores_case(const apa_test_level *at, apa_test_kind kind, int64_t Dp
     apa_test_freeze(&set, k);
     for (int n = 1; n <= PANEL; n++) {
         float *s = apa_test_take(&set, tile * (size_t)n, 0), *again = apa_test_take(&set, tile * (size_t)n, 0);
-        at->kernels->scores_f32(n, q, k, Dp, s, NULL);
-        /* Asking for memory on the way changes nothing. */
+        at->kernels->scores_f32(n, q, k, Dp, s, NULL, NULL);
+        /* Asking for memory on the way, or for the maxima, changes nothing. */
         const apa_cpu_prefetch prefetch = {
             {(const char *)k, (const char *)k}, {4 * Dp, 4 * Dp}, {4 * Dp, 4 * Dp}, TILE};
-        at->kernels->scores_f32(n, q, k, Dp, again, &prefetch);
+        float *maximum = apa_test_take(&set, sizeof(float) * (size_t)(n * LANES), 4);
+        at->kernels->scores_f32(n, q, k, Dp, again, maximum, &prefetch);
         assert_memory_equal(s, again, tile * (size_t)n);
+        check_maxima(n, s, maximum);
         if (n == PANEL)
             check_scores(at, n, q, k, Dp, s, worst);
         /* A register's bits do not depend on its neighbours in the panel. */
         for (int r = 0; r < n; r++) {
             single[r] = apa_test_take(&set, tile, 0);
-            at->kernels->scores_f32(1, &q[r], k, Dp, single[r], NULL);
+            at->kernels->scores_f32(1, &q[r], k, Dp, single[r], NULL, NULL);
             for (int key = 0; key < TILE; key++)
                 assert_memory_equal(s + (key * n + r) * LANES, single[r] + key * LANES, sizeof(float) * LANES);
         }
@@ -139,7 +152,9 @@ static void scores_not_finite(void **state)
             apa_test_fill_kind(&rng, APA_TEST_RANDOM, k, Dp * TILE);
             q[3 * LANES + 5] = bad[b];
             k[17 * Dp + 2] = bad[b];
-            level[l].kernels->scores_f32(1, (const float *const[]){q}, k, Dp, s, NULL);
+            float *maximum = apa_test_take(&set, sizeof(float) * LANES, 0);
+            level[l].kernels->scores_f32(1, (const float *const[]){q}, k, Dp, s, maximum, NULL);
+            check_maxima(1, s, maximum);
             for (int key = 0; key < TILE; key++)
                 for (int i = 0; i < LANES; i++)
                     assert_int_equal(!isfinite(s[key * LANES + i]), key == 17 || i == 5);
@@ -315,9 +330,16 @@ static void run_softmax(const apa_test_level *at, softmax_case *x, const float *
     *after = x->state;
     *span = x->span;
     apa_test_freeze(&set, span);
-    float *at_register = p + x->r * LANES, other[LANES];
-    const bool moved = at->kernels->softmax_f32(at_register, x->n, x->c, x->masked ? span : NULL, after, alpha);
-    at->kernels->softmax_f32(again + x->r * LANES, x->n, x->c, x->masked ? span : NULL, &state, other);
+    float *at_register = p + x->r * LANES, other[LANES], maximum[LANES];
+    for (int i = 0; i < LANES; i++) {
+        maximum[i] = -INFINITY;
+        for (int key = 0; key < TILE; key++)
+            maximum[i] =
+                at_register[key * x->n * LANES + i] > maximum[i] ? at_register[key * x->n * LANES + i] : maximum[i];
+    }
+    const bool moved = at->kernels->softmax_f32(at_register, x->n, x->c, x->masked ? span : NULL, NULL, after, alpha);
+    at->kernels->softmax_f32(again + x->r * LANES, x->n, x->c, x->masked ? span : NULL, x->masked ? NULL : maximum,
+                             &state, other);
     assert_memory_equal(p, again, bytes);
     assert_memory_equal(after, &state, sizeof state);
     assert_memory_equal(alpha, other, sizeof other);
@@ -390,7 +412,7 @@ static void softmax_frame(void **state)
         s[7 * LANES + 1] = 10.0f;                    /* exactly the slack over the frame: stays */
         s[9 * LANES + 2] = nextafterf(10.0f, 11.0f); /* more than it: moves */
         s[63 * LANES + 3] = 200.0f;                  /* leaps */
-        assert_true(level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, &x, alpha));
+        assert_true(level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, NULL, &x, alpha));
         assert_true(x.frame[0] == -30.0f && alpha[0] == 0.0f && x.sum[0] == 64.0f);
         assert_true(x.frame[1] == 2.0f && alpha[1] == 1.0f && s[7 * LANES + 1] == 256.0f);
         assert_true(x.frame[2] == nextafterf(10.0f, 11.0f) && s[9 * LANES + 2] == 1.0f);
@@ -400,7 +422,7 @@ static void softmax_frame(void **state)
         float t[TILE * LANES] __attribute__((aligned(64)));
         memset(t, 0, sizeof t);
         x.frame[0] = x.frame[3] = 0.0f;
-        assert_false(level[l].kernels->softmax_f32(t, 1, 0.0f, NULL, &x, alpha));
+        assert_false(level[l].kernels->softmax_f32(t, 1, 0.0f, NULL, NULL, &x, alpha));
         for (int i = 0; i < LANES; i++)
             assert_true(alpha[i] == 1.0f);
     }
@@ -422,7 +444,7 @@ static void softmax_not_finite(void **state)
         s[5 * LANES + 1] = -INFINITY;
         s[5 * LANES + 2] = NAN;
         s[5 * LANES + 3] = INFINITY;
-        level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, &x, alpha);
+        level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, NULL, &x, alpha);
         assert_true(x.frame[0] == -INFINITY && x.sum[0] == 0.0f && s[9 * LANES] == 0.0f);
         assert_true(x.sum[1] == 63.0f && s[5 * LANES + 1] == 0.0f);
         assert_true(isnan(x.sum[2]) && isnan(s[5 * LANES + 2]));
@@ -431,7 +453,7 @@ static void softmax_not_finite(void **state)
         /* The state goes on from there as if those keys had not been. */
         for (int j = 0; j < TILE * LANES; j++)
             s[j] = 3.0f;
-        level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, &x, alpha);
+        level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, NULL, &x, alpha);
         assert_true(x.frame[0] == 3.0f && x.sum[0] == 64.0f);
         assert_true(isnan(x.sum[2]) && isnan(x.sum[3]));
     }
@@ -449,7 +471,7 @@ static void exponential(void **state)
             float s[TILE * LANES] __attribute__((aligned(64))), at[TILE * LANES], alpha[LANES];
             for (int i = 0; i < TILE * LANES; i++, x += 0x1p-13f)
                 at[i] = s[i] = x < 8.0f ? x : 8.0f;
-            level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, &frame, alpha);
+            level[l].kernels->softmax_f32(s, 1, 1.0f, NULL, NULL, &frame, alpha);
             for (int i = 0; i < TILE * LANES; i++) {
                 const double truth = exp2((double)at[i]), err = fabs(s[i] - truth);
                 if (!(err <= truth * EXP2_BOUND + LEAST))
@@ -465,17 +487,82 @@ static void exponential(void **state)
     }
 }
 
+/* ---- states ---- */
+
+/* Two states against double: each weight within the exponential's bound and its argument's roundings, each sum in two
+ * more roundings. */
+static void merge_case(const apa_test_level *at, apa_test_rng *rng, int rows, float c, double *worst)
+{
+    apa_test_buffers set = {0};
+    const int64_t n = rows * LANES;
+    const size_t bytes = sizeof(float) * (size_t)n;
+    apa_cpu_state *left = apa_test_take(&set, sizeof *left, 0), *own = apa_test_take(&set, sizeof *own, 0), before;
+    float *left_o = apa_test_take(&set, bytes, 0), *o = apa_test_take(&set, bytes, 0);
+    float *was = apa_test_take(&set, bytes, 0);
+    apa_test_fill_kind(rng, APA_TEST_RANDOM, left_o, n);
+    apa_test_fill_kind(rng, APA_TEST_RANDOM, o, n);
+    for (int i = 0; i < LANES; i++) {
+        /* lanes 0 and 3 have no left state, 1 and 3 no right one, 2 has equal frames */
+        left->frame[i] = i == 0 || i == 3 ? -INFINITY : (float)(20 * apa_test_normal(rng));
+        own->frame[i] = i == 1 || i == 3 ? -INFINITY : i == 2 ? left->frame[i] : (float)(20 * apa_test_normal(rng));
+        left->sum[i] = left->frame[i] == -INFINITY ? 0.0f : (float)(1000 * apa_test_uniform(rng));
+        own->sum[i] = own->frame[i] == -INFINITY ? 0.0f : (float)(1000 * apa_test_uniform(rng));
+        for (int64_t row = 0; row < rows; row++) {
+            left_o[row * LANES + i] *= left->frame[i] == -INFINITY ? 0.0f : 1.0f;
+            o[row * LANES + i] *= own->frame[i] == -INFINITY ? 0.0f : 1.0f;
+        }
+    }
+    memcpy(was, o, bytes);
+    before = *own;
+    apa_test_freeze(&set, left);
+    apa_test_freeze(&set, left_o);
+    at->kernels->merge_lanes(left, left_o, c, rows, own, o);
+    for (int i = 0; i < LANES; i++) {
+        const double a = left->frame[i], b = before.frame[i], most = a > b ? a : b;
+        const double x = a == most ? 0 : (a - most) * c, y = b == most ? 0 : (b - most) * c;
+        const double wa = a == most        ? 1
+                          : a == -INFINITY ? 0
+                                           : exp2(x),
+                     wb = b == most        ? 1
+                          : b == -INFINITY ? 0
+                                           : exp2(y);
+        const double ea = wa > 0 ? EXP2_BOUND + LN_2 * 2.01 * U * fabs(x) : 0;
+        const double eb = wb > 0 ? EXP2_BOUND + LN_2 * 2.01 * U * fabs(y) : 0;
+        assert_true((double)own->frame[i] == most);
+        for (int64_t row = -1; row < rows; row++) {
+            const int64_t j = row * LANES + i;
+            const double p = row < 0 ? left->sum[i] : left_o[j], q = row < 0 ? before.sum[i] : was[j];
+            const float got = row < 0 ? own->sum[i] : o[j];
+            judge(fabs(got - (p * wa + q * wb)),
+                  fabs(p * wa) * (ea + gamma_of(2)) + fabs(q * wb) * (eb + gamma_of(2)) + 4 * LEAST, worst,
+                  "merge_lanes", at, rows, 1);
+            if (i < 2) /* an empty state changes no bit */
+                assert_true(got == (float)(i == 0 ? q : p));
+        }
+    }
+    apa_test_buffers_check(&set, "merge_lanes");
+    apa_test_buffers_free(&set);
+}
+
+static void merge_lanes(void **state)
+{
+    (void)state;
+    static const float scales[] = {0.0f, 0.18f, 1.4426950f, 30.0f};
+    for (int l = 0; l < levels; l++) {
+        apa_test_rng rng = {apa_test_seed()};
+        double worst = 0;
+        for (int i = 0; i < 64; i++)
+            merge_case(&level[l], &rng, 1 + i % 40, scales[i % 4], &worst);
+        printf("# merge_lanes %s: worst error %.3f of the bound\n", level[l].name, worst);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores),
-        cmocka_unit_test(scores_not_finite),
-        cmocka_unit_test(pv),
-        cmocka_unit_test(scale_lanes),
-        cmocka_unit_test(softmax),
-        cmocka_unit_test(softmax_frame),
-        cmocka_unit_test(softmax_not_finite),
-        cmocka_unit_test(exponential),
+        cmocka_unit_test(scores),        cmocka_unit_test(scores_not_finite),  cmocka_unit_test(pv),
+        cmocka_unit_test(scale_lanes),   cmocka_unit_test(merge_lanes),        cmocka_unit_test(softmax),
+        cmocka_unit_test(softmax_frame), cmocka_unit_test(softmax_not_finite), cmocka_unit_test(exponential),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -64,30 +64,54 @@ static void widen_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_te
                        int64_t n)
 {
     apa_test_buffers set = {0};
-    const int64_t Dvp = (n + 7) / 8 * 8;
     const void *src = make_source(&set, rng, kind, dtype, n);
     float *dst = apa_test_take(&set, sizeof(float) * (size_t)n, 4);
-    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dvp / 8 * APA_CPU_V_BLOCK), 0);
-    const int64_t key = apa_test_below(rng, TILE);
     bool finite = true;
-    const bool said = kernels->widen(dtype, src, n, dst), said_v = kernels->widen_v(dtype, src, n, Dvp, key, v);
+    const bool said = kernels->widen(dtype, src, n, dst);
     for (int64_t i = 0; i < n; i++) {
         finite = finite && isfinite(widened(dtype, src, i));
         assert_true(same_bits(dst[i], widened(dtype, src, i)));
     }
     assert_int_equal(said, finite);
-    assert_int_equal(said_v, finite);
-    for (int64_t c = 0; c < Dvp; c++)
-        for (int64_t j = 0; j < TILE; j++) {
-            const float x = v[c / 8 * APA_CPU_V_BLOCK + j * 8 + c % 8];
-            uint32_t bits;
-            memcpy(&bits, &x, sizeof bits);
-            if (j == key)
-                assert_true(same_bits(x, c < n ? widened(dtype, src, c) : 0.0f));
-            else
-                assert_int_equal(bits, 0xFFFFFFFF); /* other keys are not touched */
-        }
     apa_test_buffers_check(&set, "widen");
+    apa_test_buffers_free(&set);
+}
+
+/* rows rows of n elements, a few apart, as keys and as values from a random key on. */
+static void load_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_test_kind kind, apa_dtype dtype, int64_t n)
+{
+    apa_test_buffers set = {0};
+    const int64_t Dp = (n + 7) / 8 * 8, rows = 1 + apa_test_below(rng, 6), at = apa_test_below(rng, TILE - rows + 1);
+    const int64_t stride = (n + apa_test_below(rng, 4)) * (int64_t)apa_dtype_bytes(dtype);
+    char *src = apa_test_take(&set, (size_t)(rows * stride), apa_dtype_bytes(dtype));
+    for (int64_t i = 0; i < rows; i++) {
+        apa_test_buffers one = {0};
+        memcpy(src + i * stride, make_source(&one, rng, i % 3 == 0 ? kind : APA_TEST_RANDOM, dtype, n),
+               (size_t)n * apa_dtype_bytes(dtype));
+        apa_test_buffers_free(&one);
+    }
+    apa_test_freeze(&set, src);
+    float *k = apa_test_take(&set, sizeof(float) * (size_t)(rows * Dp), 0);
+    float *v = apa_test_take(&set, sizeof(float) * (size_t)(Dp / 8 * APA_CPU_V_BLOCK), 0);
+    kernels->load_k(dtype, src, stride, rows, n, Dp, k);
+    const uint64_t said = kernels->load_v(dtype, src, stride, rows, n, Dp, at, v);
+    uint64_t poison = 0;
+    for (int64_t c = 0; c < Dp; c++)
+        for (int64_t key = 0; key < TILE; key++) {
+            const float found = v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8];
+            uint32_t bits;
+            memcpy(&bits, &found, sizeof bits);
+            if (key < at || key >= at + rows) {
+                assert_int_equal(bits, 0xFFFFFFFF); /* other keys are not touched */
+                continue;
+            }
+            const float x = c < n ? widened(dtype, src + (key - at) * stride, c) : 0.0f;
+            poison |= (uint64_t)!isfinite(x) << key;
+            assert_true(same_bits(found, x));
+            assert_true(same_bits(k[(key - at) * Dp + c], x));
+        }
+    assert_true(said == poison);
+    apa_test_buffers_check(&set, "load_k, load_v");
     apa_test_buffers_free(&set);
 }
 
@@ -100,6 +124,18 @@ static void widen(void **state)
             for (int i = 0; i < LENGTHS; i++)
                 for (int kind = 0; kind < APA_TEST_KINDS; kind++)
                     widen_case(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], lengths[i]);
+    }
+}
+
+static void load(void **state)
+{
+    (void)state;
+    for (int l = 0; l < levels; l++) {
+        apa_test_rng rng = {apa_test_seed()};
+        for (int d = 0; d < 3; d++)
+            for (int i = 0; i < LENGTHS; i++)
+                for (int kind = 0; kind < APA_TEST_KINDS; kind++)
+                    load_case(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], lengths[i]);
     }
 }
 
@@ -310,9 +346,10 @@ static void hadamard(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(widen),    cmocka_unit_test(all_codes),    cmocka_unit_test(narrow_midpoints),
-        cmocka_unit_test(narrow),   cmocka_unit_test(quantise_row), cmocka_unit_test(quantise_edges),
-        cmocka_unit_test(hadamard),
+        cmocka_unit_test(widen),          cmocka_unit_test(load),
+        cmocka_unit_test(all_codes),      cmocka_unit_test(narrow_midpoints),
+        cmocka_unit_test(narrow),         cmocka_unit_test(quantise_row),
+        cmocka_unit_test(quantise_edges), cmocka_unit_test(hadamard),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -21,29 +21,64 @@ static double shift_units(const apa_cpu_block *block)
     return block->bend.changes ? LOG2_E : fabs(block->call->scale) * LOG2_E;
 }
 
-/* One query: centre shift, rotation, codes. Returns false when rotating it overflowed. */
-static bool quantise_query(const apa_cpu_block *block, const apa_cpu_register *reg, int lane, const float *mean,
-                           apa_cpu_adaptive *adaptive, int r, float *shift)
+/* q·k̄ of all lanes in log2 units; four sums each, or a lane's would be one chain of D additions. Two lanes at a time:
+ * their sums stay in registers. */
+static void centre_shifts(const apa_cpu_block *block, const apa_cpu_register *reg, const float *mean, float *shift)
 {
-    const int64_t D = block->call->D;
-    apa_cpu_walk *walk = &adaptive->walk[r];
-    float row[LARGEST_DIM];
-    int8_t code[LARGEST_DIM];
-    double dot[4] = {0.0}; /* four sums: one is a chain of D additions, and longer than all the rest of this */
-    for (int64_t d = 0; d < D; d++) {
-        row[d] = reg->q[d * LANES + lane];
-        dot[d % 4] += (double)row[d] * mean[d];
+    double at[LARGEST_DIM] = {0.0};
+    const double units = shift_units(block);
+    for (int64_t d = 0; d < block->call->D; d++)
+        at[d] = (double)mean[d];
+    for (int lane = 0; lane < LANES; lane += 2) {
+        double dot[4][2] = {{0.0}};
+        for (int64_t d = 0; d < block->shape->Dp; d += 4)
+            for (int j = 0; j < 4; j++)
+                for (int i = 0; i < 2; i++)
+                    dot[j][i] += (double)reg->q[(d + j) * LANES + lane + i] * at[d + j];
+        for (int i = 0; i < 2; i++)
+            shift[lane + i] = (float)(((dot[0][i] + dot[1][i]) + (dot[2][i] + dot[3][i])) * units);
     }
-    *shift = (float)(((dot[0] + dot[1]) + (dot[2] + dot[3])) * shift_units(block));
-    if (block->shape->hadamard_block > 1)
-        block->kernels->hadamard(row, D, block->shape->hadamard_block);
-    if (!block->kernels->widen(APA_DTYPE_F32, row, D, row))
-        return false;
-    const float scale = block->kernels->quantise_row(row, D, code);
-    int64_t squares = 0;
-    for (int64_t d = 0; d < D; d++) {
-        squares += (int64_t)code[d] * code[d];
-        adaptive->q8[r][d / 4 * 4 * LANES + lane * 4 + d % 4] = (uint8_t)(code[d] + 128);
+}
+
+/* A register's real rows, one after the other, as a tensor's rows: the tensor's own where Q is in the lanes as it is.
+ */
+static int query_rows(const apa_cpu_block *block, const apa_cpu_register *reg, float *copy, const void **rows,
+                      apa_dtype *dtype)
+{
+    const apa_call *call = block->call;
+    const int64_t D = call->D, size = (int64_t)apa_dtype_bytes(call->q.dtype);
+    const bool own = !block->bend.changes && call->scale >= 0.0;
+    int n = 0;
+    *dtype = own ? call->q.dtype : APA_DTYPE_F32;
+    for (int i = 0; i < LANES; i++) {
+        const apa_cpu_row *row = &reg->row[i];
+        if ((reg->real >> i & 1) == 0)
+            continue;
+        rows[n] =
+            own ? (const char *)call->q.data + size * (block->b * call->q.stride[0] + row->head * call->q.stride[1] +
+                                                       row->position * call->q.stride[2])
+                : (const char *)(copy + n * D);
+        for (int64_t d = 0; d < D && !own; d++)
+            copy[n * D + d] = reg->q[d * LANES + i];
+        n++;
+    }
+    return n;
+}
+
+/* What a lane's codes and their scale say of it. */
+static void set_lane(const apa_cpu_block *block, apa_cpu_adaptive *adaptive, int r, int lane, const int8_t *code,
+                     float scale)
+{
+    const int64_t D = block->call->D, Dp = block->shape->Dp;
+    apa_cpu_walk *walk = &adaptive->walk[r];
+    int32_t squares = 0; /* at most 1024·127² */
+    for (int64_t d = 0; d < Dp; d++)
+        squares += (int32_t)code[d] * code[d];
+    for (int64_t d = 0; d < Dp; d += 4) {
+        uint32_t word;
+        memcpy(&word, code + d, sizeof word);
+        word ^= 0x80808080u; /* code + 128 of each byte */
+        memcpy(adaptive->q8[r] + d * LANES + lane * 4, &word, sizeof word);
     }
     const float units = (float)log2_units(block);
     walk->q_scale[lane] = scale * units;
@@ -54,6 +89,28 @@ static bool quantise_query(const apa_cpu_block *block, const apa_cpu_register *r
     const double root = sqrt((double)D);
     const double error = 0.5 * scale * root * 127.5 * root + scale * sqrt((double)squares) * 0.5 * root;
     walk->error[lane] = block->call->recipe.skip == APA_TOGGLE_ON ? (float)(1.01 * error * units) : INFINITY;
+}
+
+/* Rotates and codes the queries of a register, which are rows to quantise like keys without a mean. Returns false when
+ * rotating one overflowed. */
+static bool quantise_queries(const apa_cpu_block *block, const apa_cpu_register *reg, apa_cpu_adaptive *adaptive, int r)
+{
+    static const float nothing[LARGEST_DIM];
+    /* Exact tiles have not been loaded yet: their place holds a tile of codes, and rows behind it. */
+    int8_t *code = (int8_t *)block->k;
+    float *copy = block->k + LANES * block->shape->Dp, scale[TILE];
+    int32_t bias[TILE];
+    const void *rows[LANES];
+    apa_dtype dtype;
+    const int n = query_rows(block, reg, copy, rows, &dtype);
+    if (!block->kernels->quantise_k(dtype, rows, n, block->call->D, NULL, nothing, block->shape->hadamard_block, code,
+                                    bias, scale))
+        return false;
+    for (int i = 0, lane = 0; i < n; i++, lane++) {
+        while ((reg->real >> lane & 1) == 0)
+            lane++;
+        set_lane(block, adaptive, r, lane, code + i * block->shape->Dp, scale[i]);
+    }
     return true;
 }
 
@@ -66,10 +123,11 @@ static void load_register(apa_cpu_block *block, apa_cpu_adaptive *adaptive, int 
     memset(adaptive->factor[r], 0, sizeof adaptive->factor[r]);
     memset(adaptive->q8[r], 128, (size_t)(block->shape->Dp * LANES));
     walk->real = reg->real;
-    for (int i = 0; i < LANES; i++) {
+    for (int i = 0; i < LANES; i++)
         walk->frame[i] = -INFINITY;
-        if ((reg->real >> i & 1) != 0 && reg->finite)
-            reg->finite = quantise_query(block, reg, i, mean, adaptive, r, &reg->shift[i]);
+    if (reg->finite) {
+        centre_shifts(block, reg, mean, reg->shift);
+        reg->finite = quantise_queries(block, reg, adaptive, r);
     }
     memcpy(adaptive->plain_scale[r], walk->q_scale, sizeof walk->q_scale);
 }
@@ -84,7 +142,7 @@ void apa_cpu_adaptive_shifts(apa_cpu_block *block, apa_cpu_adaptive *adaptive, c
         const float *q[1] = {block->reg[r].q};
         float *shift = adaptive->shifts[r];
         for (int64_t row = 0; row < prepared->kept->segments; row += TILE)
-            block->kernels->scores_f32(1, q, mean + row * block->shape->Dp, block->shape->Dp, shift + row * LANES,
+            block->kernels->scores_f32(1, q, mean + row * block->shape->Dp, block->shape->Dp, shift + row * LANES, NULL,
                                        NULL);
         for (int64_t i = 0; i < prepared->kept->segments * LANES; i++)
             shift[i] *= units;

@@ -1,4 +1,4 @@
-/* A block: up to 12 registers of one KV head, with everything a thread needs to work on it. */
+/* A block: up to 24 registers of one KV head, with everything a thread needs to work on it. */
 #ifndef APA_CPU_BLOCK_H
 #define APA_CPU_BLOCK_H
 

@@ -31,7 +31,7 @@ bool apa_cpu_decode_applies(const apa_cpu_block *block)
 {
     /* Where BF16 keys go through the BF16 dot product, queries must be BF16 too. */
     const bool narrow = block->call->k.dtype == APA_DTYPE_BF16 && block->kernels->scores_bf16 != NULL && !block->pairs;
-    return block->kernels->scores_few != NULL && !block->bend.changes && !narrow && count_rows(block) <= FEW;
+    return !block->bend.changes && !narrow && count_rows(block) <= FEW;
 }
 
 static int64_t up_to_16(int64_t n)
@@ -132,7 +132,8 @@ static int rows_of(const apa_cpu_block *block, const apa_tensor *tensor, int64_t
     return (int)keys;
 }
 
-/* Two tiles' rows of K and of V: the one at hand and the next, whose memory is asked for. */
+/* Two tiles' rows of K and of V: the one at hand and the next. Scores ask for the values of their tile and P·V for the
+ * next keys: two tiles' parts lie in the first-level cache then, not four, which would drive each other out. */
 typedef struct tile_rows {
     const void *k[2][TILE], *v[2][TILE];
     int n[2];
@@ -144,18 +145,36 @@ static void fill_rows(const apa_cpu_block *block, int64_t tile, int at, tile_row
     rows->n[at] = rows_of(block, &block->call->v, tile, rows->v[at]);
 }
 
+/* Keys of a segment's first tile that no tile before has asked for: all at once, but in order. */
+static void ask_for_keys(const apa_cpu_block *block, const tile_rows *rows, int at)
+{
+    const int64_t bytes = block->call->D * (int64_t)apa_dtype_bytes(block->call->k.dtype);
+    for (int i = 0; i < rows->n[at]; i++)
+        for (int64_t byte = 0; byte < bytes; byte += 64)
+            __builtin_prefetch((const char *)rows->k[at][i] + byte);
+}
+
+/* Does some row see a tile from `tile` on? The next segment's first tile is asked for like any other. */
+static bool goes_on(const apa_cpu_block *block, const few_rows *few, int64_t tile)
+{
+    bool sees = false;
+    for (int row = 0; row < few->R; row++)
+        sees = sees || few->end[row] > tile * TILE;
+    return sees && tile < block->shape->tiles;
+}
+
 static void one_tile(apa_cpu_block *block, few_rows *few, const tile_rows *rows, int at, bool has_next,
                      const apa_cpu_span *span)
 {
     const apa_cpu_kernels *kernels = block->kernels;
     const apa_call *call = block->call;
-    /* Only a whole tile can be asked for row by row. */
-    const bool asks = has_next && rows->n[!at] == TILE;
     const int n = rows->n[at];
+    const apa_cpu_ahead values = {rows->v[at], n, call->Dv * (int64_t)apa_dtype_bytes(call->v.dtype)};
+    const apa_cpu_ahead keys = {rows->k[!at], rows->n[!at], call->D * (int64_t)apa_dtype_bytes(call->k.dtype)};
     float alpha[LANES];
-    kernels->scores_few(call->k.dtype, rows->k[at], n, call->D, asks ? rows->k[!at] : NULL, few->R, few->q, block->s);
+    kernels->scores_few(call->k.dtype, rows->k[at], n, call->D, &values, few->R, few->q, block->s);
     kernels->softmax_few(few->R, block->s, block->c, span, &few->state, alpha);
-    if (!kernels->pv_few(call->v.dtype, rows->v[at], n, call->Dv, asks ? rows->v[!at] : NULL, few->R, block->s, alpha,
+    if (!kernels->pv_few(call->v.dtype, rows->v[at], n, call->Dv, has_next ? &keys : NULL, few->R, block->s, alpha,
                          true, few->o)) {
         apa_cpu_span all = {{0}, {0}};
         for (int row = 0; row < few->R; row++)
@@ -170,15 +189,18 @@ void apa_cpu_decode_segment(apa_cpu_block *block, int64_t first, int64_t end)
     tile_rows rows;
     int at = 0;
     take_rows(block, &few);
-    if (first < end)
+    if (first < end) {
         fill_rows(block, first, at, &rows);
+        ask_for_keys(block, &rows, at);
+    }
     for (int64_t tile = first; tile < end; tile++, at = !at) {
+        const bool has_next = tile + 1 < end || goes_on(block, &few, tile + 1);
         apa_cpu_span span;
         bool all;
-        if (tile + 1 < end)
+        if (has_next)
             fill_rows(block, tile + 1, !at, &rows);
         if (look_at(&few, tile, &span, &all))
-            one_tile(block, &few, &rows, at, tile + 1 < end, all ? NULL : &span);
+            one_tile(block, &few, &rows, at, has_next, all ? NULL : &span);
     }
     give_rows(block, &few);
 }

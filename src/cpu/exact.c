@@ -20,22 +20,16 @@ static void load_run(apa_cpu_block *block, const char *k, const char *v, int64_t
 {
     const apa_call *call = block->call;
     const int64_t Dp = block->shape->Dp, Dvp = block->shape->Dvp;
-    const int64_t k_bytes = (int64_t)apa_dtype_bytes(call->k.dtype), v_bytes = (int64_t)apa_dtype_bytes(call->v.dtype);
-    for (int64_t i = 0; i < n; i++) {
-        const char *key = k + i * call->k.stride[2] * k_bytes;
-        if (block->pairs) {
-            uint16_t *to = (uint16_t *)(void *)block->k + (from + i) * Dp;
-            memcpy(to, key, (size_t)(call->D * k_bytes));
-            memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
-        } else {
-            float *to = block->k + (from + i) * Dp;
-            block->kernels->widen(call->k.dtype, key, call->D, to);
-            memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
-        }
-        if (!block->kernels->widen_v(call->v.dtype, v + i * call->v.stride[2] * v_bytes, call->Dv, Dvp, from + i,
-                                     block->v))
-            block->v_poison |= (uint64_t)1 << (from + i);
+    const int64_t k_stride = call->k.stride[2] * (int64_t)apa_dtype_bytes(call->k.dtype);
+    const int64_t v_stride = call->v.stride[2] * (int64_t)apa_dtype_bytes(call->v.dtype);
+    for (int64_t i = from; i < from + n && block->pairs; i++) {
+        uint16_t *to = (uint16_t *)(void *)block->k + i * Dp;
+        memcpy(to, k + (i - from) * k_stride, (size_t)call->D * sizeof *to);
+        memset(to + call->D, 0, sizeof *to * (size_t)(Dp - call->D));
     }
+    if (!block->pairs)
+        block->kernels->load_k(call->k.dtype, k, k_stride, n, call->D, Dp, block->k + from * Dp);
+    block->v_poison |= block->kernels->load_v(call->v.dtype, v, v_stride, n, call->Dv, Dvp, from, block->v);
 }
 
 void apa_cpu_exact_load(apa_cpu_block *block, int64_t tile)
@@ -94,17 +88,20 @@ static void panel(apa_cpu_block *block, int64_t tile, const int *registers, int 
         q_pairs[r] = block->reg[registers[r]].q_pairs;
         o[r] = block->reg[registers[r]].o;
     }
+    float maximum[APA_CPU_PANEL_F32 * LANES];
     if (block->pairs)
-        kernels->scores_bf16(n, q_pairs, (const uint16_t *)(const void *)block->k, block->shape->Dp, block->s,
+        kernels->scores_bf16(n, q_pairs, (const uint16_t *)(const void *)block->k, block->shape->Dp, block->s, maximum,
                              prefetch);
     else
-        kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s, prefetch);
+        kernels->scores_f32(n, q, block->k, block->shape->Dp, block->s, maximum, prefetch);
     for (int r = 0; r < n; r++) {
         apa_cpu_register *reg = &block->reg[registers[r]];
         float alpha[LANES];
-        if (apa_cpu_bends(block, registers[r], tile))
+        const bool bends = apa_cpu_bends(block, registers[r], tile);
+        if (bends)
             apa_cpu_bend_scores(block, registers[r], tile, block->s + r * LANES, n, NULL);
-        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, part[r] ? &span[r] : NULL, &reg->state, alpha))
+        if (kernels->softmax_f32(block->s + r * LANES, n, block->c, part[r] ? &span[r] : NULL,
+                                 bends || part[r] ? NULL : maximum + r * LANES, &reg->state, alpha))
             kernels->scale_lanes(reg->o, block->shape->Dvp, alpha);
     }
     kernels->pv_f32(n, block->s, block->v, block->shape->Dvp, o);
@@ -137,26 +134,24 @@ static apa_cpu_prefetch rows_ahead(const apa_cpu_block *block, int64_t first, in
 
 void apa_cpu_exact_tile(apa_cpu_block *block, int64_t tile, const int *registers, int n, int64_t next)
 {
-    /* Rows of the tile to come, in as many shares as there are panels. */
-    const int64_t panels = (n + APA_CPU_PANEL_F32 - 1) / APA_CPU_PANEL_F32, rest = block->call->Skv - next * TILE;
-    const int64_t share = next < 0 ? 0 : (rest < TILE ? rest : TILE) / panels;
-    int64_t ahead = next * TILE;
-    int chosen[APA_CPU_PANEL_F32];
-    apa_cpu_span span[APA_CPU_PANEL_F32];
-    bool part[APA_CPU_PANEL_F32];
-    int count = 0;
+    int chosen[APA_CPU_BLOCK_REGISTERS], count = 0;
+    apa_cpu_span span[APA_CPU_BLOCK_REGISTERS];
+    bool part[APA_CPU_BLOCK_REGISTERS];
     for (int i = 0; i < n; i++) {
         const apa_cpu_view view = apa_cpu_block_view(block, registers[i], tile, &span[count]);
-        if (view != APA_CPU_VIEW_NONE) {
-            part[count] = view == APA_CPU_VIEW_PART;
-            chosen[count++] = registers[i];
-        }
-        if (count == APA_CPU_PANEL_F32 || (i == n - 1 && count > 0)) {
-            const apa_cpu_prefetch prefetch = rows_ahead(block, ahead, ahead + share);
-            panel(block, tile, chosen, count, span, part, &prefetch);
-            ahead += share;
-            count = 0;
-        }
+        if (view == APA_CPU_VIEW_NONE)
+            continue;
+        part[count] = view == APA_CPU_VIEW_PART;
+        chosen[count++] = registers[i];
+    }
+    /* Panels of like size: a lone register waits for loads. Each asks for its share of the tile to come. */
+    const int panels = (count + APA_CPU_PANEL_F32 - 1) / APA_CPU_PANEL_F32;
+    const int64_t rest = block->call->Skv - next * TILE, ahead = next < 0 ? 0 : rest < TILE ? rest : TILE;
+    for (int i = 0; i < panels; i++) {
+        const int first = count * i / panels, end = count * (i + 1) / panels;
+        const int64_t from = next * TILE + ahead * i / panels, to = next * TILE + ahead * (i + 1) / panels;
+        const apa_cpu_prefetch prefetch = rows_ahead(block, from, to);
+        panel(block, tile, chosen + first, end - first, span + first, part + first, &prefetch);
     }
 }
 
@@ -184,32 +179,12 @@ static void load_node(apa_cpu_block *block, const apa_cpu_node *node)
     }
 }
 
-static float weight(float frame, float most, float c)
-{
-    if (frame == most)
-        return 1.0f; /* -inf against -inf: both empty */
-    return frame == -INFINITY ? 0.0f : exp2f((frame - most) * c);
-}
-
 void apa_cpu_node_merge(apa_cpu_block *block, const apa_cpu_node *node)
 {
     const int64_t Dvp = block->shape->Dvp;
-    for (int r = 0; r < block->n; r++) {
-        apa_cpu_register *reg = &block->reg[r];
-        const apa_cpu_state *left = &node->state[r];
-        const float *from = node->o + r * Dvp * LANES;
-        float a[LANES], b[LANES];
-        for (int i = 0; i < LANES; i++) {
-            const float most = left->frame[i] > reg->state.frame[i] ? left->frame[i] : reg->state.frame[i];
-            a[i] = weight(left->frame[i], most, block->c);
-            b[i] = weight(reg->state.frame[i], most, block->c);
-            reg->state.frame[i] = most;
-            reg->state.sum[i] = left->sum[i] * a[i] + reg->state.sum[i] * b[i];
-        }
-        for (int64_t c = 0; c < Dvp; c++)
-            for (int i = 0; i < LANES; i++)
-                reg->o[c * LANES + i] = from[c * LANES + i] * a[i] + reg->o[c * LANES + i] * b[i];
-    }
+    for (int r = 0; r < block->n; r++)
+        block->kernels->merge_lanes(&node->state[r], node->o + r * Dvp * LANES, block->c, Dvp, &block->reg[r].state,
+                                    block->reg[r].o);
 }
 
 /* Number `count` (from 0) of a sequence of states joins the binary counter: full levels are merged upwards. */

@@ -60,15 +60,14 @@ static bool whole_tiles(const apa_cpu_register *reg, int64_t group, apa_cpu_span
 /* Raw scores to log2 units; what is no whole tile weighs nothing. */
 static void to_log2(float *s, int n, const float *q_scale, const uint8_t *whole)
 {
+    float scale[LANES]; /* no part of s, as far as the compiler can tell */
+    memcpy(scale, q_scale, sizeof scale);
     for (int key = 0; key < TILE; key++) {
         float *at = s + key * n * LANES;
-        if (whole[key] == 0) {
-            for (int i = 0; i < LANES; i++)
-                at[i] = -INFINITY;
-            continue;
-        }
         for (int i = 0; i < LANES; i++)
-            at[i] *= q_scale[i];
+            at[i] *= scale[i];
+        for (int i = 0; i < LANES && whole[key] == 0; i++)
+            at[i] = -INFINITY;
     }
 }
 
@@ -88,7 +87,7 @@ static void add_bounds(apa_cpu_block *block, const apa_cpu_adaptive *adaptive, c
         if (!whole_tiles(&block->reg[first + i], group, &span))
             continue;
         to_log2(block->s + i * LANES, n, adaptive->walk[first + i].q_scale, prepared->floor_whole + at * TILE);
-        block->kernels->softmax_f32(block->s + i * LANES, n, 1.0f, &span, &state[i], alpha);
+        block->kernels->softmax_f32(block->s + i * LANES, n, 1.0f, &span, NULL, &state[i], alpha);
     }
 }
 

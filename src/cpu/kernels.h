@@ -39,10 +39,10 @@
 
 /* The adaptive walk of one register: everything a verdict needs, in the lanes. Log2 units. */
 typedef struct apa_cpu_walk {
-    float frame[APA_CPU_LANES];     /* what cold sums, λ and o are taken against; -inf until a key was seen */
-    float lambda[APA_CPU_LANES];    /* λ: sum over all tiles seen so far, hot ones included */
-    float floor[APA_CPU_LANES];     /* λ at the end is at least this: cpu/floor.h; 0: nothing known */
-    float cold[APA_CPU_LANES];      /* sum over the cold tiles */
+    _Alignas(64) float frame[APA_CPU_LANES]; /* what cold sums, λ and o are taken against; -inf until a key was seen */
+    float lambda[APA_CPU_LANES];             /* λ: sum over all tiles seen so far, hot ones included */
+    float floor[APA_CPU_LANES];              /* λ at the end is at least this: cpu/floor.h; 0: nothing known */
+    float cold[APA_CPU_LANES];               /* sum over the cold tiles */
     float q_scale[APA_CPU_LANES];   /* query scale · |softmax scale| · log2 e, so score·q_scale is in log2 units */
     float error[APA_CPU_LANES];     /* bound of a score's error per unit of the tile's largest key scale */
     float skipped[APA_CPU_LANES];   /* upper bound of what the skipped tiles would add to λ */
@@ -78,6 +78,22 @@ typedef struct apa_cpu_prefetch {
     int64_t rows;
 } apa_cpu_prefetch;
 
+/* The same for the kernels of few rows, which read K and V from their tensors: n rows of `bytes`, asked for in order.
+ */
+typedef struct apa_cpu_ahead {
+    const void *const *row;
+    int n;
+    int64_t bytes;
+} apa_cpu_ahead;
+
+/* A panel whose scores are known and whose probabilities are due; every lane sees the whole tile. */
+typedef struct apa_cpu_due {
+    const float *maximum;                   /* [n][LANES] */
+    const float *q_scale[APA_CPU_PANEL_I8]; /* [LANES] each */
+    uint8_t *p8;                            /* [n][TILE·LANES] */
+    int32_t *sum;                           /* [n][LANES] */
+} apa_cpu_due;
+
 /* What peak() measures. */
 typedef enum apa_cpu_peak {
     APA_CPU_PEAK_F32,      /* FP32 multiply-adds */
@@ -92,27 +108,34 @@ typedef struct apa_cpu_kernels {
     /* Widens n elements of a row to f32. src need only be aligned to its element. Returns true when all are finite. */
     bool (*widen)(apa_dtype dtype, const void *src, int64_t n, float *dst);
 
-    /* One value row (n elements) into row `key` of v; elements n … Dvp-1 become 0. Returns as widen. */
-    bool (*widen_v)(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v);
+    /* n rows of D elements, `stride` bytes apart, into the first rows of k; elements D … Dp-1 become 0. */
+    void (*load_k)(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t D, int64_t Dp, float *k);
+
+    /* n value rows of Dv elements into rows key … key+n-1 of v; elements Dv … Dvp-1 become 0. Returns a bit for each
+     * row with a NaN or Inf, at its key. */
+    uint64_t (*load_v)(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t Dv, int64_t Dvp,
+                       int64_t key, float *v);
 
     /* s[key][r][lane] = Σ_d q[r][d][lane]·k[key][d], one fused multiply-add chain over rising d. 1 <= n <= PANEL_F32.
-     */
-    void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+     * maximum[r][lane], unless NULL: the largest over all keys of the tile, NaN left out; -inf where all are NaN. */
+    void (*scores_f32)(int n, const float *const *q, const float *k, int64_t Dp, float *s, float *maximum,
                        const apa_cpu_prefetch *prefetch);
 
     /* BF16 inputs by a BF16 dot product; NULL at levels without one. As scores_f32 with q[r] [Dp/2][LANES] pairs of
      * BF16 values (the lower d in the lower half) and k [TILE][Dp] BF16; a pair joins its chain in two roundings.
      * Inputs and sums under 2^-126 count as zero. */
-    void (*scores_bf16)(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+    void (*scores_bf16)(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s, float *maximum,
                         const apa_cpu_prefetch *prefetch);
 
     /* One register of a panel of n (s points at its first lane, rows are n·LANES floats apart): masks by span (NULL:
      * all keys visible), moves the frame of a lane when its tile maximum exceeds it by more than APA_CPU_FRAME_SLACK/c
      * (or when it has seen no key yet), turns scores into p = 2^((s - frame)·c), 0 for masked keys, in place, and adds
      * their sum to the state. The difference comes first: at scores of 10^9 a rounded s·c would be off by whole powers
-     * of two. c may not be negative. alpha[lane] = 2^((old frame - new frame)·c), 1 where it did not move. Returns true
-     * when any alpha is not 1 (o must be scaled before P·V is added). */
-    bool (*softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha);
+     * of two. c may not be negative. maximum: what scores_f32 left for the register where all keys count as they are;
+     * NULL: found here. alpha[lane] = 2^((old frame - new frame)·c), 1 where it did not move. Returns true when any
+     * alpha is not 1 (o must be scaled before P·V is added). */
+    bool (*softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, const float *maximum, apa_cpu_state *state,
+                        float *alpha);
 
     /* Scores of calls that change them, one register of a panel of n in place (all but s, n and cap may be NULL):
      *   x = s·factor[lane];  x = cap·tanh(x) where cap > 0;  x -= slope[lane]·|distance[lane] - key|;
@@ -128,11 +151,11 @@ typedef struct apa_cpu_kernels {
      * add. */
     void (*pv_f32)(int n, const float *p, const float *v, int64_t Dvp, float *const *o);
 
-    /* The same for R <= FEW rows, straight from the tensors: NULL at levels that gain nothing by it. Keys and values
-     * are n (1 … TILE) rows as in prep; q is [D rounded up to 16][FEW], zero padded; s is [FEW][TILE]. The chains are
-     * those of scores_f32 (scores_bf16 for BF16 where there is one), softmax_f32 and pv_f32, so a table's bits are the
-     * same on either way. */
-    void (*scores_few)(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead, int R,
+    /* The same for R <= FEW rows, straight from the tensors. Keys and values are n (1 … TILE) rows as in prep; `ahead`
+     * (NULL: nothing) is asked for on the way; q is [D rounded up to 16][FEW], zero padded; s is [FEW][TILE]. The
+     * chains are those of scores_f32 (scores_bf16 for BF16 where there is one), softmax_f32 and pv_f32, so a table's
+     * bits are the same on either way. */
+    void (*scores_few)(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead, int R,
                        const float *q, float *s);
 
     /* softmax_f32 on rows: lane r of span, state and alpha is row r. */
@@ -141,7 +164,7 @@ typedef struct apa_cpu_kernels {
     /* o [FEW][Dv rounded up to 16] = o·alpha[row] + Σ p·v, the tile's sum first. With `check` it returns false, and
      * leaves o alone, when some sum is not finite: a value may be none, which rows that don't see it must not notice.
      */
-    bool (*pv_few)(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead, int R,
+    bool (*pv_few)(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const apa_cpu_ahead *ahead, int R,
                    const float *p, const float *alpha, bool check, float *o);
 
     /* INT8 tiles for R rows (lanes 0 … R-1 of a register), NULL where a level has none. Bits as the kernels over lanes.
@@ -158,11 +181,24 @@ typedef struct apa_cpu_kernels {
     /* x[i][lane] *= alpha[lane] for i < rows. */
     void (*scale_lanes)(float *x, int64_t rows, const float *alpha);
 
+    /* Merges the state (left, left_o) into (state, o), o [rows][LANES]: both are brought to the larger of the two
+     * frames and added, the left one first. A state of a lane without a frame (-inf, its sums 0) changes no bit of the
+     * other. */
+    void (*merge_lanes)(const apa_cpu_state *left, const float *left_o, float c, int64_t rows, apa_cpu_state *state,
+                        float *o);
+
     /* INT8. dot products of a panel of n registers with a tile, times the key's scale:
      * s[key][r][lane] = (float)(Σ_d (q8 - 128)·k8)·k_scale[key]; maximum[r][lane] is their maximum over all keys of the
      * tile (max_i8 has it for a tile that is seen in part). 1 <= n <= PANEL_I8. */
     void (*scores_i8)(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias, const float *k_scale,
                       int64_t Dp, float *s, float *maximum, const apa_cpu_prefetch *prefetch);
+
+    /* scores_i8 of a panel and softmax_i8 of another of as many registers, where they use different units; the bits are
+     * theirs. s holds the scores of `due` and gets the new ones; maximum is another place than due's. Returns false,
+     * with nothing done, for an n or Dp that it has no way for. NULL at levels that gain nothing by it. */
+    bool (*scores_beside_i8)(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
+                             const float *k_scale, int64_t Dp, float *s, float *maximum,
+                             const apa_cpu_prefetch *prefetch, const apa_cpu_due *due);
 
     /* Row maxima of one register of a panel over the visible keys; -inf where a lane sees none. */
     void (*max_i8)(const float *s, int n, const apa_cpu_span *span, float *maximum);
@@ -188,7 +224,7 @@ typedef struct apa_cpu_kernels {
     void (*pv_i8)(int n, const uint8_t *const *p8, const int8_t *v8, const float *v_scale, const float *const *p_scale,
                   int64_t Dvp, float *const *o);
 
-    /* Prep reads a tile as n rows (1 … TILE) of D elements, rows[i] aligned to its element; `ahead` is NULL or TILE
+    /* Prep reads a tile as n rows (1 … TILE) of D elements, rows[i] aligned to its element; `ahead` is NULL or n
      * rows that will be read soon, whose memory is asked for on the way. */
 
     /* sum[d] += Σ of the rows that are wholly finite, in order, in double. Returns their number. */

@@ -64,39 +64,49 @@ static bool timed_widen(apa_dtype dtype, const void *src, int64_t n, float *dst)
     return finite;
 }
 
-static bool timed_widen_v(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v)
+static void timed_load_k(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t D, int64_t Dp, float *k)
 {
     const uint64_t since = apa_cpu_ticks();
-    const bool finite = at_hand->kernels->widen_v(dtype, src, n, Dvp, key, v);
+    at_hand->kernels->load_k(dtype, src, stride, n, D, Dp, k);
     spend(APA_PHASE_EXACT_LOAD, since, 0.0);
-    at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(dtype, n);
-    at_hand->loaded = true;
-    return finite;
+    at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(dtype, n * D);
 }
 
-static void timed_scores_f32(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+static uint64_t timed_load_v(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t Dv, int64_t Dvp,
+                             int64_t key, float *v)
+{
+    const uint64_t since = apa_cpu_ticks();
+    const uint64_t poison = at_hand->kernels->load_v(dtype, src, stride, n, Dv, Dvp, key, v);
+    spend(APA_PHASE_EXACT_LOAD, since, 0.0);
+    at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(dtype, n * Dv);
+    at_hand->loaded = true;
+    return poison;
+}
+
+static void timed_scores_f32(int n, const float *const *q, const float *k, int64_t Dp, float *s, float *maximum,
                              const apa_cpu_prefetch *prefetch)
 {
     const uint64_t since = apa_cpu_ticks();
-    at_hand->kernels->scores_f32(n, q, k, Dp, s, prefetch);
+    at_hand->kernels->scores_f32(n, q, k, Dp, s, maximum, prefetch);
     spend(APA_PHASE_EXACT_SCORES, since, products(n, Dp));
 }
 
-static void timed_scores_bf16(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+static void timed_scores_bf16(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s, float *maximum,
                               const apa_cpu_prefetch *prefetch)
 {
     const uint64_t since = apa_cpu_ticks();
-    at_hand->kernels->scores_bf16(n, q, k, Dp, s, prefetch);
+    at_hand->kernels->scores_bf16(n, q, k, Dp, s, maximum, prefetch);
     spend(APA_PHASE_EXACT_SCORES, since, products(n, Dp));
     if (at_hand->loaded) /* no kernel of the table has seen these keys */
         at_hand->bytes[APA_PHASE_EXACT_LOAD] += element_bytes(APA_DTYPE_BF16, APA_CPU_TILE * Dp);
     at_hand->loaded = false;
 }
 
-static bool timed_softmax_f32(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
+static bool timed_softmax_f32(float *s, int n, float c, const apa_cpu_span *span, const float *maximum,
+                              apa_cpu_state *state, float *alpha)
 {
     const uint64_t since = apa_cpu_ticks();
-    const bool moved = at_hand->kernels->softmax_f32(s, n, c, span, state, alpha);
+    const bool moved = at_hand->kernels->softmax_f32(s, n, c, span, maximum, state, alpha);
     spend(APA_PHASE_EXACT_SOFTMAX, since, exponentials());
     at_hand->exact = true;
     return moved;
@@ -109,7 +119,7 @@ static void timed_pv_f32(int n, const float *p, const float *v, int64_t Dvp, flo
     spend(APA_PHASE_EXACT_VALUES, since, products(n, Dvp));
 }
 
-static void timed_scores_few(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead,
+static void timed_scores_few(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead,
                              int R, const float *q, float *s)
 {
     const uint64_t since = apa_cpu_ticks();
@@ -125,8 +135,8 @@ static void timed_softmax_few(int R, float *s, float c, const apa_cpu_span *span
     spend(APA_PHASE_EXACT_SOFTMAX, since, (double)(APA_CPU_TILE * R));
 }
 
-static bool timed_pv_few(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead, int R,
-                         const float *p, const float *alpha, bool check, float *o)
+static bool timed_pv_few(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const apa_cpu_ahead *ahead,
+                         int R, const float *p, const float *alpha, bool check, float *o)
 {
     const uint64_t since = apa_cpu_ticks();
     const bool finite = at_hand->kernels->pv_few(dtype, values, n, Dv, ahead, R, p, alpha, check, o);
@@ -246,7 +256,8 @@ apa_cpu_kernels apa_cpu_phases_table(const apa_cpu_kernels *kernels)
 {
     apa_cpu_kernels timed = *kernels;
     timed.widen = timed_widen;
-    timed.widen_v = timed_widen_v;
+    timed.load_k = timed_load_k;
+    timed.load_v = timed_load_v;
     timed.scores_f32 = timed_scores_f32;
     timed.scores_bf16 = kernels->scores_bf16 != NULL ? timed_scores_bf16 : NULL;
     timed.softmax_f32 = timed_softmax_f32;
@@ -262,6 +273,7 @@ apa_cpu_kernels apa_cpu_phases_table(const apa_cpu_kernels *kernels)
     }
     timed.scale_lanes = timed_scale_lanes;
     timed.scores_i8 = timed_scores_i8;
+    timed.scores_beside_i8 = NULL; /* two phases at once: the walk takes them one by one, with the same bits */
     timed.max_i8 = timed_max_i8;
     timed.softmax_i8 = timed_softmax_i8;
     timed.look = timed_look;

@@ -22,13 +22,19 @@ int64_t apa_cpu_hadamard_block(int64_t D)
 }
 
 /* Registers of a block: as many as keep Q and O of a block in the second-level cache, fewer when there is little work.
- */
+ * The exact method reads and widens K and V anew for every block, so it takes wider ones (half a megabyte at most),
+ * gives up no more width than it must, and is cut along the keys first. Sets of registers are 16 bits where there are
+ * verdicts or a mask. */
 static int choose_block_registers(const apa_call *call, const apa_cpu_shape *shape, int64_t enough)
 {
     const int64_t width = shape->Dp > shape->Dvp ? shape->Dp : shape->Dvp;
-    int registers = width <= 128 ? APA_CPU_BLOCK_REGISTERS : width <= 256 ? 6 : 3;
-    while (registers > 3 && call->B * call->Hkv * ceil_div(shape->registers, registers) < enough)
-        registers /= 2;
+    const bool wide = !shape->adaptive && !shape->masked;
+    const int64_t cuts = shape->adaptive ? 1 : ceil_div(shape->tiles, APA_CPU_SEGMENT_TILES);
+    int registers = (width <= 128 ? 12 : width <= 256 ? 6 : 3) * (wide ? 2 : 1);
+    while (wide && registers > 3 && registers - 3 >= shape->registers)
+        registers -= 3;
+    while (registers > 3 && call->B * call->Hkv * cuts * ceil_div(shape->registers, registers) < enough)
+        registers = wide ? registers - 3 : registers / 2;
     return registers;
 }
 
@@ -65,6 +71,7 @@ void apa_cpu_shape_of(const apa_call *call, double share, apa_cpu_shape *shape)
     shape->registers = ceil_div(apa_call_rows(call), APA_CPU_LANES);
     /* Without rows or keys there is nothing to prepare: the exact path writes the empty rows. */
     shape->adaptive = !ALL_HOT(&call->recipe) && call->Sq > 0 && call->Skv > 0;
+    shape->masked = call->mask.dtype != APA_DTYPE_NONE;
     shape->block_registers = choose_block_registers(call, shape, enough);
     shape->blocks = ceil_div(shape->registers, shape->block_registers);
     shape->units = call->B * call->Hkv * shape->blocks;
@@ -77,7 +84,6 @@ void apa_cpu_shape_of(const apa_call *call, double share, apa_cpu_shape *shape)
     wanted *= shape->block_registers;
     shape->pool_slots = shape->adaptive ? 1 + (int64_t)(wanted < LARGEST_POOL ? wanted : LARGEST_POOL) : 0;
     shape->mean_rows = call->kept != NULL && call->kept->segments > 1 ? call->kept->mean_rows : 0;
-    shape->masked = call->mask.dtype != APA_DTYPE_NONE;
 }
 
 static int64_t larger(int64_t a, int64_t b)

@@ -2,16 +2,17 @@
  *
  * Work is cut by shape alone, never by the number of threads, and a row's arithmetic does not depend on the cut:
  *   register  16 packed rows, one per lane
- *   block     up to 12 registers of one KV head: the unit that a thread works on; K/V tiles are shared by all its rows
- *   segment   32 tiles (2048 keys) at absolute positions: exact states are made per segment and merged in one balanced
- * tree chunk     a power of two of segments: the unit along the keys when there are few blocks (decode) */
+ *   block     up to 24 registers of one KV head (12 in the adaptive method and under a mask, whose sets of registers
+ * are 16 bits): the unit that a thread works on; K/V tiles are shared by all its rows segment   32 tiles (2048 keys) at
+ * absolute positions: exact states are made per segment and merged in one balanced tree chunk     a power of two of
+ * segments: the unit along the keys when there are few blocks (decode) */
 #ifndef APA_CPU_SHAPE_H
 #define APA_CPU_SHAPE_H
 
 #include "core/call.h"
 #include "cpu/kernels.h"
 
-#define APA_CPU_BLOCK_REGISTERS 12
+#define APA_CPU_BLOCK_REGISTERS 24
 #define APA_CPU_SEGMENT_TILES 32
 
 typedef struct apa_cpu_shape {

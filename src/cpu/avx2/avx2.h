@@ -7,5 +7,6 @@
 APA_CPU_DECLARE(avx2);
 APA_CPU_DECLARE_DOT(avx2);
 APA_CPU_DECLARE_DOT(avx2vnni);
+APA_CPU_DECLARE_FEW(avx2);
 
 #endif

@@ -50,7 +50,7 @@ APA_INLINE void scores_columns(int W, int K, int n, const float *const *column, 
         scores_block(W, rest, n, column + first, k + key * Dp, Dp, s + key * n * LANES + first * EIGHT);
 }
 
-void apa_scores_f32_avx2(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+void apa_scores_f32_avx2(int n, const float *const *q, const float *k, int64_t Dp, float *s, float *maximum,
                          const apa_cpu_prefetch *prefetch)
 {
     const float *column[COLUMNS];
@@ -67,6 +67,7 @@ void apa_scores_f32_avx2(int n, const float *const *q, const float *k, int64_t D
     } else {
         scores_columns(2, 6, 1, column, 0, k, Dp, s, prefetch);
     }
+    apa_lanes8_maxima(n, s, maximum);
 }
 
 /* W columns of P by 4 channels: v is at the first of them, column w of o is `out[w]`. */

@@ -20,10 +20,15 @@ void apa_pv_few_i8_avx512(int R, const uint8_t *p8, const int8_t *v8, const floa
     .scores_few_i8 = apa_scores_few_i8_avx512, .max_few_i8 = apa_max_few_i8_avx512,                                    \
     .softmax_few_i8 = apa_softmax_few_i8_avx512, .pv_few_i8 = apa_pv_few_i8_avx512
 
+/* Scores of a panel beside the exponentials of another (i8_beside.c). */
+bool apa_scores_beside_i8_avx512(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,
+                                 const float *k_scale, int64_t Dp, float *s, float *maximum,
+                                 const apa_cpu_prefetch *prefetch, const apa_cpu_due *due);
+
 /* With the BF16 dot product (bf16.c). */
-void apa_scores_bf16_avx512(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+void apa_scores_bf16_avx512(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s, float *maximum,
                             const apa_cpu_prefetch *prefetch);
-void apa_scores_few_avx512bf16(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead,
+void apa_scores_few_avx512bf16(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead,
                                int R, const float *q, float *s);
 double apa_peak_bf16_avx512(int64_t rounds);
 

@@ -8,14 +8,15 @@
  * tensor: nothing is widened.
  *
  * Inline assembly, so that the file needs no flag of its own and sums stay in registers (see cpu/avx512/vector.h). */
+#include "cpu/ahead.h"
 #include "cpu/avx512/avx512.h"
 #include "cpu/avx512/rows.h"
 #include "cpu/avx512/turn.h"
 
+#include <math.h>
 #include <string.h>
 
 #define KEYS 8
-#define GROUPS (TILE / LANES)
 #define LARGEST_DIM 1024
 
 APA_INLINE void dot2(__m512 *sum, __m512i a, __m512i b)
@@ -32,9 +33,11 @@ APA_INLINE __m512i broadcast2(const void *pair)
 
 /* ---- rows in the lanes ---- */
 
-APA_INLINE void scores_panel(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+APA_INLINE void scores_panel(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s, float *maximum,
                              const apa_cpu_prefetch *prefetch)
 {
+    for (int r = 0; r < n && maximum != NULL; r++)
+        _mm512_storeu_ps(maximum + r * LANES, _mm512_set1_ps(-INFINITY));
     for (int key = 0; key < TILE; key += KEYS) {
         __m512 sum[KEYS][APA_CPU_PANEL_F32];
         apa_avx512_prefetch(prefetch, key / KEYS, TILE / KEYS);
@@ -54,51 +57,64 @@ APA_INLINE void scores_panel(int n, const uint32_t *const *q, const uint16_t *k,
         for (int j = 0; j < KEYS; j++)
             for (int r = 0; r < n; r++)
                 _mm512_store_ps(s + ((key + j) * n + r) * LANES, sum[j][r]);
+        if (maximum != NULL)
+            apa_avx512_maxima(n, KEYS, &sum[0][0], APA_CPU_PANEL_F32, maximum);
     }
 }
 
-void apa_scores_bf16_avx512(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s,
+void apa_scores_bf16_avx512(int n, const uint32_t *const *q, const uint16_t *k, int64_t Dp, float *s, float *maximum,
                             const apa_cpu_prefetch *prefetch)
 {
     if (n == 3)
-        scores_panel(3, q, k, Dp, s, prefetch);
+        scores_panel(3, q, k, Dp, s, maximum, prefetch);
     else if (n == 2)
-        scores_panel(2, q, k, Dp, s, prefetch);
+        scores_panel(2, q, k, Dp, s, maximum, prefetch);
     else
-        scores_panel(1, q, k, Dp, s, prefetch);
+        scores_panel(1, q, k, Dp, s, maximum, prefetch);
 }
 
 /* ---- few rows ---- */
 
-/* Values d … d+31 of 16 keys join the chains of R rows: pairs are turned as they are, 32 bits each. */
-APA_INLINE void scores_piece(int R, const void *const *keys, int64_t d, int64_t D, const uint32_t *q, __m512 *sum)
-{
-    __m512 x[16];
-    const __mmask32 lanes = D - d >= 32 ? 0xffffffffu : (1u << (D - d)) - 1u;
-    for (int i = 0; i < 16; i++)
-        x[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(lanes, (const uint16_t *)keys[i] + d));
-    transpose16(x);
-    for (int i = 0; i < 16; i++)
-        for (int r = 0; r < R; r++)
-            dot2(&sum[r], _mm512_castps_si512(x[i]), broadcast2(q + (d / 2 + i) * APA_CPU_FEW + r));
-}
-
-APA_INLINE void scores_rows(int R, const void *const *keys, int64_t D, const void *const *ahead, const uint32_t *q,
+/* 32 keys at a time, as in few_scores.c, whose 16 values of a step are here 8 pairs that are turned as they are. */
+APA_INLINE void scores_keys(int R, const void *const *keys, int64_t D, apa_cpu_asking *asking, const uint32_t *q,
                             float *s)
 {
-    __m512 sum[GROUPS][APA_CPU_FEW];
-    for (int g = 0; g < GROUPS; g++)
-        for (int r = 0; r < R; r++)
-            sum[g][r] = _mm512_setzero_ps();
-    for (int64_t d = 0; d < D; d += 32)
-        for (int g = 0; g < GROUPS; g++) {
-            for (int i = 0; i < LANES; i++)
-                ask_for_part(ahead, g * LANES + i, d * 2, 1);
-            scores_piece(R, keys + g * LANES, d, D, q, sum[g]);
+    uint16_t tail[32][16] = {{0}};
+    const void *tails[32];
+    __m512 sum[2][APA_CPU_FEW];
+    for (int r = 0; r < R; r++)
+        sum[0][r] = sum[1][r] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < D; d += 16) {
+        const bool whole = D - d >= 16;
+        __m512i x[16];
+        apa_cpu_ask(asking);
+        for (int i = 0; i < 32 && !whole; i++) {
+            memcpy(tail[i], (const uint16_t *)keys[i] + d, sizeof **tail * (size_t)(D - d));
+            tails[i] = tail[i];
         }
-    for (int g = 0; g < GROUPS; g++)
-        for (int r = 0; r < R; r++)
-            _mm512_store_ps(s + r * TILE + g * LANES, sum[g][r]);
+        turn_dwords(whole ? keys : tails, whole ? d * 2 : 0, x);
+        APA_UNROLL
+        for (int e = 0; e < 8; e++) {
+            const __m512i low = turned_dword(x, 0, e), high = turned_dword(x, 1, e);
+            for (int r = 0; r < R; r++) {
+                const __m512i pair = broadcast2(q + (d / 2 + e) * APA_CPU_FEW + r);
+                dot2(&sum[0][r], low, pair);
+                dot2(&sum[1][r], high, pair);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        _mm512_store_ps(s + r * TILE, sum[0][r]);
+        _mm512_store_ps(s + r * TILE + LANES, sum[1][r]);
+    }
+}
+
+APA_INLINE void scores_rows(int R, const void *const *keys, int64_t D, const apa_cpu_ahead *ahead, const uint32_t *q,
+                            float *s)
+{
+    apa_cpu_asking asking = apa_cpu_asking_over(ahead, (D + 15) / 16 * 2);
+    for (int key = 0; key < TILE; key += 32)
+        scores_keys(R, keys + key, D, &asking, q, s + key);
 }
 
 /* Pairs of BF16 values from floats that are such values: q [D up to 16][FEW] → [D up to 32, over 2][FEW]. */
@@ -115,7 +131,7 @@ static void pair_up(const float *q, int64_t D, uint32_t *pairs)
     }
 }
 
-void apa_scores_few_avx512bf16(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead,
+void apa_scores_few_avx512bf16(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead,
                                int R, const float *q, float *s)
 {
     static const uint64_t zeros[LARGEST_DIM * 4 / 8] = {0};
@@ -128,8 +144,6 @@ void apa_scores_few_avx512bf16(apa_dtype dtype, const void *const *keys, int n, 
     pair_up(q, D, pairs);
     for (int key = 0; key < TILE; key++)
         whole[key] = key < n ? keys[key] : zeros;
-    if (n < TILE)
-        ahead = NULL;
     if (R == 1)
         scores_rows(1, whole, D, ahead, pairs, s);
     else if (R <= 3)

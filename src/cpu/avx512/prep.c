@@ -29,31 +29,6 @@ bool apa_widen_avx512(apa_dtype dtype, const void *src, int64_t n, float *dst)
     }
 }
 
-APA_INLINE bool widen_v(apa_dtype dtype, const char *src, int64_t n, int64_t Dvp, int64_t key, float *v)
-{
-    __mmask16 bad = 0;
-    for (int64_t c = 0; c < Dvp; c += 16) {
-        const __m512 x = load16(dtype, src, c, first_lanes(n - c > 0 ? n - c : 0));
-        bad |= not_finite(x);
-        _mm256_store_ps(v + c / 8 * APA_CPU_V_BLOCK + key * 8, _mm512_castps512_ps256(x));
-        if (c + 8 < Dvp)
-            _mm256_store_ps(v + (c / 8 + 1) * APA_CPU_V_BLOCK + key * 8, _mm512_extractf32x8_ps(x, 1));
-    }
-    return bad == 0;
-}
-
-bool apa_widen_v_avx512(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v)
-{
-    switch (dtype) {
-    case APA_DTYPE_F16:
-        return widen_v(APA_DTYPE_F16, src, n, Dvp, key, v);
-    case APA_DTYPE_BF16:
-        return widen_v(APA_DTYPE_BF16, src, n, Dvp, key, v);
-    default:
-        return widen_v(APA_DTYPE_F32, src, n, Dvp, key, v);
-    }
-}
-
 float apa_quantise_row_avx512(const float *value, int64_t n, int8_t *code)
 {
     __m512 most = _mm512_setzero_ps();

@@ -33,17 +33,19 @@ APA_INLINE void sum_columns(int width, apa_dtype dtype, const void *const *rows,
                             const void *const *ahead, double *sum)
 {
     const int64_t size = dtype == APA_DTYPE_F32 ? 4 : 2;
-    __m512d x[2 * 4];
+    /* A sum as a multiply-add by a 1 that the compiler can't see: conversions and sums share two pipes, and conversions
+     * fill them. */
+    __m512d x[2 * 4], one = _mm512_set1_pd(1.0);
+    __asm__("" : "+v"(one));
     for (int i = 0; i < 2 * width; i++) {
         const __mmask8 part = i < 2 * width - 2 ? 0xff : (__mmask8)(lanes >> (i % 2 * 8));
         x[i] = _mm512_maskz_loadu_pd(part, sum + 8 * i);
     }
     for (int key = 0; key < n; key++) {
         ask_for_part(ahead, key, at * size, width * 16 * size);
-        for (int i = 0; i < width; i++) {
-            const __m512 y = load16(dtype, rows[key], at + 16 * i, i < width - 1 ? 0xffff : lanes);
-            x[2 * i] = _mm512_add_pd(x[2 * i], _mm512_cvtps_pd(_mm512_castps512_ps256(y)));
-            x[2 * i + 1] = _mm512_add_pd(x[2 * i + 1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1)));
+        for (int i = 0; i < 2 * width; i++) {
+            const __mmask8 part = i < 2 * width - 2 ? 0xff : (__mmask8)(lanes >> (i % 2 * 8));
+            x[i] = _mm512_fmadd_pd(_mm512_cvtps_pd(load8(dtype, rows[key], at + 8 * i, part)), one, x[i]);
         }
     }
     for (int i = 0; i < 2 * width; i++) {
@@ -163,14 +165,18 @@ APA_INLINE __m256i reduce_eight(const __m512i *x, bool add)
     return _mm512_castsi512_si256(_mm512_shuffle_i64x2(d, d, 0x88));
 }
 
-/* Codes of a key; returns their sums lane by lane. */
-APA_INLINE __m512i coded(int n, const float *x, float inverse, int8_t *code)
+/* Codes of a key; returns their sums lane by lane. far: they go past the caches. A line that is written whole need not
+ * be read first, and by the time the walk comes to a tile's codes most have left the caches anyway. */
+APA_INLINE __m512i coded(int n, const float *x, float inverse, bool far, int8_t *code)
 {
     __m512i total = _mm512_setzero_si512();
     for (int i = 0; i < n; i += 4) {
         const __m512i codes = pack64(x + 16 * i, _mm512_set1_ps(inverse));
         total = _mm512_dpbusd_epi32(total, _mm512_set1_epi8(1), codes);
-        _mm512_storeu_si512(code + i * 16, codes);
+        if (far)
+            _mm512_stream_si512((__m512i *)(void *)(code + i * 16), codes);
+        else
+            _mm512_storeu_si512(code + i * 16, codes);
     }
     return total;
 }
@@ -203,10 +209,11 @@ APA_INLINE bool key_batch(int n, apa_dtype dtype, const void *const *rows, int c
     _mm256_storeu_ps(inverse, _mm256_maskz_div_ps(usable, _mm256_set1_ps(127.0f), amax));
     _mm256_mask_storeu_ps(scale, real, _mm256_maskz_div_ps(usable, amax, _mm256_set1_ps(127.0f)));
     for (i = 0; i < count; i++)
-        part[i] = coded(n, x[i], inverse[i], k8 + i * 16 * n);
+        part[i] = coded(n, x[i], inverse[i], ahead != NULL, k8 + i * 16 * n);
     for (i = 0; i < count && infinite != 0; i++)
         if ((infinite >> i & 1) != 0) {
             part[i] = _mm512_setzero_si512();
+            _mm_sfence();
             memset(k8 + i * 16 * n, 0, (size_t)(16 * n));
         }
     const __m256i sums = _mm256_mullo_epi32(reduce_eight(part, true), _mm256_set1_epi32(-128));
@@ -244,6 +251,8 @@ APA_INLINE bool whole_keys(int n, apa_dtype dtype, const void *const *rows, int 
                            k8 + key * 16 * n, bias + key, k_scale + key) &&
                  finite;
     }
+    if (ahead != NULL)
+        _mm_sfence(); /* other threads see the codes in the order of later stores */
     return finite;
 }
 

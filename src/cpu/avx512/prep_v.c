@@ -58,7 +58,7 @@ APA_INLINE __m512i quad_codes(apa_dtype dtype, const void *const *rows, int n, i
     return _mm512_shuffle_epi8(packed, _mm512_broadcast_i32x4(order));
 }
 
-/* 16 channels of finite rows. */
+/* 16 channels of finite rows. Whole lines go past the caches, as K's codes do (cpu/avx512/prep_k.c). */
 APA_INLINE void quantise_columns(apa_dtype dtype, const void *const *rows, int n, int64_t c, int64_t Dv, __m512 amax,
                                  int8_t *v8, float *v_scale)
 {
@@ -67,7 +67,11 @@ APA_INLINE void quantise_columns(apa_dtype dtype, const void *const *rows, int n
     const __mmask16 usable = _mm512_cmp_ps_mask(amax, _mm512_set1_ps(APA_INT8_AMAX_MIN), _CMP_GE_OQ);
     const __m512 inverse = _mm512_maskz_div_ps(usable, _mm512_set1_ps(127.0f), amax);
     _mm512_mask_storeu_ps(v_scale + c, stored, _mm512_maskz_div_ps(usable, amax, _mm512_set1_ps(127.0f)));
+    const bool lines = Dvp % 16 == 0;
     int quad = 0;
+    for (; quad < n / 4 && lines; quad++)
+        _mm512_stream_si512((__m512i *)(void *)(v8 + (quad * Dvp + c) * 4),
+                            quad_codes(dtype, rows + 4 * quad, 4, c, lanes, inverse));
     for (; quad < n / 4; quad++)
         _mm512_mask_storeu_epi32(v8 + (quad * Dvp + c) * 4, stored,
                                  quad_codes(dtype, rows + 4 * quad, 4, c, lanes, inverse));
@@ -90,6 +94,7 @@ APA_INLINE bool quantise_finite(apa_dtype dtype, const void *const *rows, int n,
         if (c + 16 < Dvp)
             quantise_columns(dtype, rows, n, c + 16, Dv, _mm512_castsi512_ps(amax[1]), v8, v_scale);
     }
+    _mm_sfence(); /* other threads see the codes in the order of later stores */
     const uint32_t bits = _mm512_reduce_max_epu32(most);
     memcpy(largest, &bits, sizeof *largest);
     return bits < 0x7f800000u;

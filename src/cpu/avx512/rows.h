@@ -15,6 +15,17 @@ APA_INLINE __m512 load16(apa_dtype dtype, const char *src, int64_t at, __mmask16
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
+/* Eight of them. */
+APA_INLINE __m256 load8(apa_dtype dtype, const char *src, int64_t at, __mmask8 lanes)
+{
+    if (dtype == APA_DTYPE_F32)
+        return _mm256_maskz_loadu_ps(lanes, src + at * 4);
+    const __m128i bits = _mm_maskz_loadu_epi16(lanes, src + at * 2);
+    if (dtype == APA_DTYPE_F16)
+        return _mm256_cvtph_ps(bits);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
 /* Lanes that are NaN or infinite: exponent all ones. */
 APA_INLINE __mmask16 not_finite(__m512 x)
 {

@@ -54,6 +54,18 @@ APA_INLINE void apa_lanes8_prefetch(const apa_cpu_prefetch *prefetch, int part, 
                 v8_prefetch(prefetch->row[set] + row * prefetch->stride[set] + byte);
 }
 
+/* maximum[r][lane] of a panel's scores, NaN left out. */
+APA_INLINE void apa_lanes8_maxima(int n, const float *s, float *maximum)
+{
+    for (int i = 0; i < n * LANES && maximum != NULL; i += EIGHT) {
+        v8f most[2] = {v8f_set(-__builtin_inff()), v8f_set(-__builtin_inff())};
+        for (int key = 0; key < TILE; key += 2)
+            for (int u = 0; u < 2; u++)
+                most[u] = v8f_max_drop_nan(most[u], v8f_load(s + (key + u) * n * LANES + i));
+        v8f_store(maximum + i, v8f_max_drop_nan(most[0], most[1]));
+    }
+}
+
 /* Kernels are written once and named per instruction set: KERNEL(look) is apa_look_avx2 where SUFFIX is avx2. */
 #define APA_LANES8_JOIN(name, suffix) apa_##name##_##suffix
 #define APA_LANES8_NAME(name, suffix) APA_LANES8_JOIN(name, suffix)

@@ -62,26 +62,53 @@ bool KERNEL(widen)(apa_dtype dtype, const void *src, int64_t n, float *dst)
     }
 }
 
-APA_INLINE bool widen_v(apa_dtype dtype, const char *src, int64_t n, int64_t Dvp, int64_t key, float *v)
+APA_INLINE void load_k(apa_dtype dtype, const char *src, int64_t stride, int64_t n, int64_t D, int64_t Dp, float *k)
 {
-    v8m bad = v8m_none();
-    for (int64_t c = 0; c < Dvp; c += EIGHT) {
-        const v8f x = load_upto8(dtype, src, c, n);
-        bad = v8m_or(bad, v8f_not_finite(x));
-        v8f_store(v + c / EIGHT * APA_CPU_V_BLOCK + key * EIGHT, x);
-    }
-    return v8m_bits(bad) == 0;
+    for (int64_t key = 0; key < n; key++)
+        for (int64_t d = 0; d < Dp; d += EIGHT)
+            v8f_store(k + key * Dp + d, load_upto8(dtype, src + key * stride, d, D));
 }
 
-bool KERNEL(widen_v)(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v)
+void KERNEL(load_k)(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t D, int64_t Dp, float *k)
 {
     switch (dtype) {
     case APA_DTYPE_F16:
-        return widen_v(APA_DTYPE_F16, src, n, Dvp, key, v);
+        load_k(APA_DTYPE_F16, src, stride, n, D, Dp, k);
+        break;
     case APA_DTYPE_BF16:
-        return widen_v(APA_DTYPE_BF16, src, n, Dvp, key, v);
+        load_k(APA_DTYPE_BF16, src, stride, n, D, Dp, k);
+        break;
     default:
-        return widen_v(APA_DTYPE_F32, src, n, Dvp, key, v);
+        load_k(APA_DTYPE_F32, src, stride, n, D, Dp, k);
+    }
+}
+
+APA_INLINE uint64_t load_v(apa_dtype dtype, const char *src, int64_t stride, int64_t n, int64_t Dv, int64_t Dvp,
+                           int64_t key, float *v)
+{
+    uint64_t poison = 0;
+    for (int64_t i = key; i < key + n; i++, src += stride) {
+        v8m bad = v8m_none();
+        for (int64_t c = 0; c < Dvp; c += EIGHT) {
+            const v8f x = load_upto8(dtype, src, c, Dv);
+            bad = v8m_or(bad, v8f_not_finite(x));
+            v8f_store(v + c / EIGHT * APA_CPU_V_BLOCK + i * EIGHT, x);
+        }
+        poison |= (uint64_t)(v8m_bits(bad) != 0) << i;
+    }
+    return poison;
+}
+
+uint64_t KERNEL(load_v)(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t Dv, int64_t Dvp,
+                        int64_t key, float *v)
+{
+    switch (dtype) {
+    case APA_DTYPE_F16:
+        return load_v(APA_DTYPE_F16, src, stride, n, Dv, Dvp, key, v);
+    case APA_DTYPE_BF16:
+        return load_v(APA_DTYPE_BF16, src, stride, n, Dv, Dvp, key, v);
+    default:
+        return load_v(APA_DTYPE_F32, src, stride, n, Dv, Dvp, key, v);
     }
 }
 

@@ -1,39 +1,14 @@
 /* Softmax of exact and INT8 tiles, maxima, scaling: 16 rows as two halves of eight lanes. The text of these kernels for
  * every instruction set of that width; a .c file of the set includes it after its vector.h, with SUFFIX defined. */
 #include "cpu/lanes8/common.h"
+#include "cpu/lanes8/frame.h"
 
 #include <math.h>
 
 /* ---- exact tiles ---- */
 
-/* The frame's rule for one half; returns the lanes' factors and leaves what scores are taken against in *base. A lane
- * without a frame moves to its first score whatever c is; one that sees no score does not move. */
-APA_INLINE v8f move_frame(v8f maximum, float c, float *frame_at, v8f *base)
+APA_INLINE v8f largest(const float *s, int n, bool masked, v8i lo, v8i hi)
 {
-    const v8f lowest = v8f_set(-INFINITY), one = v8f_set(1.0f), zero = v8f_set(0.0f), scale = v8f_set(c);
-    const v8f old = v8f_load(frame_at);
-    const v8m has_frame = v8f_ne(old, lowest);
-    /* where there is no frame yet, a rise over the slack is made up */
-    const v8f rise = v8f_select(has_frame, v8f_mul(v8f_sub(maximum, old), scale), v8f_set(2.0f * APA_CPU_FRAME_SLACK));
-    const v8f reached = v8f_select(v8f_ne(maximum, lowest), rise, zero);
-    const v8m moves = v8f_gt(reached, v8f_set(APA_CPU_FRAME_SLACK));
-    const v8f frame = v8f_select(moves, maximum, old);
-    v8f factor = one;
-    if (v8m_bits(moves) != 0) {
-        const v8f power = v8f_exp2(v8f_mul(v8f_sub(old, frame), scale));
-        factor = v8f_select(moves, v8f_select(has_frame, power, zero), one);
-    }
-    v8f_store(frame_at, frame);
-    /* No finite score yet: -inf scores weigh nothing, and -inf - -inf would be NaN. */
-    *base = v8f_keep(v8f_ne(frame, lowest), frame);
-    return factor;
-}
-
-/* Half a register. */
-APA_INLINE bool softmax_half(float *s, int n, float c, bool masked, const int32_t *lo_at, const int32_t *hi_at,
-                             float *frame, float *sum_at, float *alpha)
-{
-    const v8i lo = masked ? v8i_load(lo_at) : v8i_set(0), hi = masked ? v8i_load(hi_at) : v8i_set(0);
     const v8f lowest = v8f_set(-INFINITY);
     v8f most[4] = {lowest, lowest, lowest, lowest};
     for (int key = 0; key < TILE; key += 4)
@@ -43,9 +18,17 @@ APA_INLINE bool softmax_half(float *s, int n, float c, bool masked, const int32_
                 x = v8f_select(v8_visible(lo, hi, key + u), x, lowest);
             most[u] = v8f_max_drop_nan(most[u], x);
         }
-    const v8f maximum = v8f_max_drop_nan(v8f_max_drop_nan(most[0], most[1]), v8f_max_drop_nan(most[2], most[3]));
+    return v8f_max_drop_nan(v8f_max_drop_nan(most[0], most[1]), v8f_max_drop_nan(most[2], most[3]));
+}
+
+/* Half a register. */
+APA_INLINE bool softmax_half(float *s, int n, float c, bool masked, const int32_t *lo_at, const int32_t *hi_at,
+                             const float *maximum, float *frame, float *sum_at, float *alpha)
+{
+    const v8i lo = masked ? v8i_load(lo_at) : v8i_set(0), hi = masked ? v8i_load(hi_at) : v8i_set(0);
     v8f base;
-    const v8f factor = move_frame(maximum, c, frame, &base);
+    const v8f most = maximum != NULL ? v8f_load(maximum) : largest(s, n, masked, lo, hi);
+    const v8f factor = move_frame(most, c, frame, &base);
     v8f_store(alpha, factor);
 
     v8f sum[4] = {v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f), v8f_set(0.0f)};
@@ -63,16 +46,18 @@ APA_INLINE bool softmax_half(float *s, int n, float c, bool masked, const int32_
     return v8m_bits(v8f_ne(factor, v8f_set(1.0f))) != 0;
 }
 
-bool KERNEL(softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
+bool KERNEL(softmax_f32)(float *s, int n, float c, const apa_cpu_span *span, const float *maximum, apa_cpu_state *state,
+                         float *alpha)
 {
     bool moved = false;
     for (int i = 0; i < LANES; i += EIGHT) {
+        const float *most = maximum != NULL ? maximum + i : NULL;
         bool half;
         if (span != NULL)
-            half = softmax_half(s + i, n, c, true, span->lo + i, span->hi + i, state->frame + i, state->sum + i,
+            half = softmax_half(s + i, n, c, true, span->lo + i, span->hi + i, most, state->frame + i, state->sum + i,
                                 alpha + i);
         else
-            half = softmax_half(s + i, n, c, false, NULL, NULL, state->frame + i, state->sum + i, alpha + i);
+            half = softmax_half(s + i, n, c, false, NULL, NULL, most, state->frame + i, state->sum + i, alpha + i);
         moved = moved || half;
     }
     return moved;
@@ -84,6 +69,32 @@ void KERNEL(scale_lanes)(float *x, int64_t rows, const float *alpha)
     for (int64_t i = 0; i < rows; i++) {
         v8f_store(x + i * LANES, v8f_mul(v8f_load(x + i * LANES), low));
         v8f_store(x + i * LANES + EIGHT, v8f_mul(v8f_load(x + i * LANES + EIGHT), high));
+    }
+}
+
+/* 2^((frame - most)·c): 1 where they are equal (-inf against -inf: both empty), 0 where only the frame is -inf. */
+APA_INLINE v8f weight(v8f frame, v8f most, float c)
+{
+    const v8f power = v8f_exp2(v8f_mul(v8f_sub(frame, most), v8f_set(c)));
+    return v8f_select(v8f_ne(frame, most), v8f_keep(v8f_ne(frame, v8f_set(-INFINITY)), power), v8f_set(1.0f));
+}
+
+APA_INLINE v8f weighted(const float *left, v8f a, const float *right, v8f b)
+{
+    return v8f_add(v8f_mul(v8f_load(left), a), v8f_mul(v8f_load(right), b));
+}
+
+void KERNEL(merge_lanes)(const apa_cpu_state *left, const float *left_o, float c, int64_t rows, apa_cpu_state *state,
+                         float *o)
+{
+    for (int i = 0; i < LANES; i += EIGHT) {
+        const v8f frame = v8f_load(left->frame + i), own = v8f_load(state->frame + i);
+        const v8f most = v8f_select(v8f_gt(frame, own), frame, own);
+        const v8f a = weight(frame, most, c), b = weight(own, most, c);
+        v8f_store(state->frame + i, most);
+        v8f_store(state->sum + i, weighted(left->sum + i, a, state->sum + i, b));
+        for (int64_t at = i; at < rows * LANES; at += LANES)
+            v8f_store(o + at, weighted(left_o + at, a, o + at, b));
     }
 }
 

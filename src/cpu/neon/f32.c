@@ -44,7 +44,7 @@ APA_INLINE void scores_block(int n, const float *q, const float *k, int64_t Dp, 
             vst1q_f32(s + j * n * LANES + 4 * w, sum[j][w]);
 }
 
-void apa_scores_f32_neon(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+void apa_scores_f32_neon(int n, const float *const *q, const float *k, int64_t Dp, float *s, float *maximum,
                          const apa_cpu_prefetch *prefetch)
 {
     for (int r = 0; r < n; r++)
@@ -52,6 +52,7 @@ void apa_scores_f32_neon(int n, const float *const *q, const float *k, int64_t D
             apa_lanes8_prefetch(prefetch, r * (TILE / SIDE) + key / SIDE, n * (TILE / SIDE));
             scores_block(n, q[r], k + key * Dp, Dp, s + (key * n + r) * LANES);
         }
+    apa_lanes8_maxima(n, s, maximum);
 }
 
 /* SIDE channels of one register; v is at the first of them. */

@@ -6,5 +6,6 @@
 
 APA_CPU_DECLARE(neon);
 APA_CPU_DECLARE_DOT(neon);
+APA_CPU_DECLARE_FEW(neon);
 
 #endif

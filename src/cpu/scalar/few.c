@@ -6,8 +6,8 @@
 #define LANES APA_CPU_LANES
 #define LARGEST_DIM 1024
 
-void apa_scores_few_scalar(apa_dtype dtype, const void *const *keys, int n, int64_t D, const void *const *ahead, int R,
-                           const float *q, float *s)
+void apa_scores_few_scalar(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead,
+                           int R, const float *q, float *s)
 {
     (void)ahead;
     float row[LARGEST_DIM] = {0.0f};
@@ -23,7 +23,7 @@ void apa_scores_few_scalar(apa_dtype dtype, const void *const *keys, int n, int6
     }
 }
 
-bool apa_pv_few_scalar(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const void *const *ahead, int R,
+bool apa_pv_few_scalar(apa_dtype dtype, const void *const *values, int n, int64_t Dv, const apa_cpu_ahead *ahead, int R,
                        const float *p, const float *alpha, bool check, float *o)
 {
     (void)ahead;
@@ -51,7 +51,7 @@ void apa_softmax_few_scalar(int R, float *s, float c, const apa_cpu_span *span, 
     for (int r = 0; r < R; r++)
         for (int key = 0; key < TILE; key++)
             lanes[key * LANES + r] = s[r * TILE + key];
-    apa_softmax_f32_scalar(lanes, 1, c, span, state, alpha);
+    apa_softmax_f32_scalar(lanes, 1, c, span, NULL, state, alpha);
     for (int r = 0; r < R; r++)
         for (int key = 0; key < TILE; key++)
             s[r * TILE + key] = lanes[key * LANES + r];

@@ -8,10 +8,12 @@
 #define LANES APA_CPU_LANES
 #define TILE APA_CPU_TILE
 
-void apa_scores_f32_scalar(int n, const float *const *q, const float *k, int64_t Dp, float *s,
+void apa_scores_f32_scalar(int n, const float *const *q, const float *k, int64_t Dp, float *s, float *maximum,
                            const apa_cpu_prefetch *prefetch)
 {
     (void)prefetch;
+    for (int i = 0; i < n * LANES && maximum != NULL; i++)
+        maximum[i] = -INFINITY;
     memset(s, 0, sizeof *s * (size_t)(TILE * n * LANES));
     for (int key = 0; key < TILE; key++)
         for (int r = 0; r < n; r++) {
@@ -19,6 +21,9 @@ void apa_scores_f32_scalar(int n, const float *const *q, const float *k, int64_t
             for (int64_t d = 0; d < Dp; d++)
                 for (int i = 0; i < LANES; i++)
                     sum[i] += q[r][d * LANES + i] * k[key * Dp + d];
+            for (int i = 0; i < LANES && maximum != NULL; i++)
+                if (sum[i] > maximum[r * LANES + i])
+                    maximum[r * LANES + i] = sum[i];
         }
 }
 
@@ -27,12 +32,13 @@ static bool sees(const apa_cpu_span *span, int lane, int key)
     return span == NULL || (span->lo[lane] <= key && key < span->hi[lane]);
 }
 
-bool apa_softmax_f32_scalar(float *s, int n, float c, const apa_cpu_span *span, apa_cpu_state *state, float *alpha)
+bool apa_softmax_f32_scalar(float *s, int n, float c, const apa_cpu_span *span, const float *maximum,
+                            apa_cpu_state *state, float *alpha)
 {
     bool moved = false;
     for (int i = 0; i < LANES; i++) {
-        float most = -INFINITY;
-        for (int key = 0; key < TILE; key++) {
+        float most = maximum != NULL ? maximum[i] : -INFINITY;
+        for (int key = 0; key < TILE && maximum == NULL; key++) {
             const float x = s[key * n * LANES + i];
             if (sees(span, i, key) && x > most)
                 most = x;
@@ -77,6 +83,30 @@ void apa_scale_lanes_scalar(float *x, int64_t rows, const float *alpha)
     for (int64_t row = 0; row < rows; row++)
         for (int i = 0; i < LANES; i++)
             x[row * LANES + i] *= alpha[i];
+}
+
+/* 2^((frame - most)·c) */
+static float weight(float frame, float most, float c)
+{
+    if (frame == most)
+        return 1.0f; /* -inf against -inf: both empty */
+    return frame == -INFINITY ? 0.0f : exp2_scalar((frame - most) * c);
+}
+
+void apa_merge_lanes_scalar(const apa_cpu_state *left, const float *left_o, float c, int64_t rows, apa_cpu_state *state,
+                            float *o)
+{
+    float a[LANES], b[LANES];
+    for (int i = 0; i < LANES; i++) {
+        const float most = left->frame[i] > state->frame[i] ? left->frame[i] : state->frame[i];
+        a[i] = weight(left->frame[i], most, c);
+        b[i] = weight(state->frame[i], most, c);
+        state->frame[i] = most;
+        state->sum[i] = left->sum[i] * a[i] + state->sum[i] * b[i];
+    }
+    for (int64_t row = 0; row < rows; row++)
+        for (int i = 0; i < LANES; i++)
+            o[row * LANES + i] = left_o[row * LANES + i] * a[i] + o[row * LANES + i] * b[i];
 }
 
 void apa_scores_i8_scalar(int n, const uint8_t *const *q8, const int8_t *k8, const int32_t *k8_bias,

@@ -23,15 +23,24 @@ bool apa_widen_scalar(apa_dtype dtype, const void *src, int64_t n, float *dst)
     return finite;
 }
 
-bool apa_widen_v_scalar(apa_dtype dtype, const void *src, int64_t n, int64_t Dvp, int64_t key, float *v)
+void apa_load_k_scalar(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t D, int64_t Dp, float *k)
 {
-    bool finite = true;
-    for (int64_t c = 0; c < Dvp; c++) {
-        const float x = c < n ? element(dtype, src, c) : 0.0f;
-        finite = finite && isfinite(x);
-        v[c / 8 * APA_CPU_V_BLOCK + key * 8 + c % 8] = x;
-    }
-    return finite;
+    for (int64_t key = 0; key < n; key++)
+        for (int64_t d = 0; d < Dp; d++)
+            k[key * Dp + d] = d < D ? element(dtype, (const char *)src + key * stride, d) : 0.0f;
+}
+
+uint64_t apa_load_v_scalar(apa_dtype dtype, const void *src, int64_t stride, int64_t n, int64_t Dv, int64_t Dvp,
+                           int64_t key, float *v)
+{
+    uint64_t poison = 0;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < Dvp; c++) {
+            const float x = c < Dv ? element(dtype, (const char *)src + i * stride, c) : 0.0f;
+            poison |= (uint64_t)!isfinite(x) << (key + i);
+            v[c / 8 * APA_CPU_V_BLOCK + (key + i) * 8 + c % 8] = x;
+        }
+    return poison;
 }
 
 void apa_narrow_scalar(apa_dtype dtype, const float *value, int64_t n, void *dst)
