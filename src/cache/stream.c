@@ -37,8 +37,10 @@ void apa_cache_put(apa_cache_file *file, const void *data, size_t bytes)
 
 void apa_cache_get(apa_cache_file *file, void *data, size_t bytes)
 {
+    if (bytes == 0) /* an empty list has no memory */
+        return;
     memset(data, 0, bytes);
-    if (file->status != APA_STATUS_OK || bytes == 0)
+    if (file->status != APA_STATUS_OK)
         return;
     if (file->left < 0 || bytes > (size_t)file->left) {
         apa_cache_file_fail(file, APA_STATUS_BAD_FILE, "ends before what it announces");
