@@ -14,7 +14,7 @@ from pathlib import Path
 import cffi
 
 FIRST = ["apa.h", "eval.h", "cuda.h"]  # the rest follows by name
-LEFT_OUT = {"io.h", "dist.h"}  # numpy reads files; a library of its own, over MPI
+LEFT_OUT = {"io.h", "dist.h", "dist_nccl.h"}  # numpy reads files; libraries of their own, over MPI and NCCL
 
 # DLPack's exchange struct (https://dmlc.github.io/dlpack/latest/c_api.html), unversioned: what a capsule "dltensor" holds.
 DLPACK = """

@@ -76,7 +76,7 @@ def test_output_in_a_larger_array(rng):
 
 
 REFUSED = [
-    (lambda q, k, v: apa.attention(q, k, 3), TypeError, "v: a int"),
+    (lambda q, k, v: apa.attention(q, k, 3), TypeError, r"v: 3 \(int\), expected a numpy array"),
     (lambda q, k, v: apa.attention(q, k, [1.0]), TypeError, "v: a list"),
     (lambda q, k, v: apa.attention(q.astype(int), k, v), ValueError, "q: dtype int64"),
     (lambda q, k, v: apa.attention(q[0, 0], k, v), ValueError, r"q: shape \(20, 16\), expected 3 axes"),
@@ -107,7 +107,7 @@ REFUSED = [
     (
         lambda q, k, v: apa.attention(q, k, v, attn_mask=np.ones((20, 30), np.uint8)),
         ValueError,
-        "attn_mask: dtype uint8",
+        "attn_mask: dtype uint8, expected bool, float16",
     ),
     (lambda q, k, v: apa.attention(q, k, v, sinks=[1.0, 2.0, 3.0]), ValueError, "sinks"),
     (lambda q, k, v: apa.attention(q, k, v, seqused_k=[31]), ValueError, "seqused_k"),
@@ -124,6 +124,16 @@ REFUSED = [
     ),
     (lambda q, k, v: apa.merge_states(q, q[..., 0], q, q), ValueError, "lse_b: shape"),
     (lambda q, k, v: apa.set_threads(-1), ValueError, "threads: -1"),
+    (lambda q, k, v: apa.attention(q > 0, k, v), ValueError, "q: dtype bool, expected float16"),
+    (lambda q, k, v: apa.attention(q, k, v > 0), ValueError, "v: dtype bool, expected float16"),
+    (lambda q, k, v: apa.merge_states(q > 0, q[..., 0], q, q[..., 0]), ValueError, "out_a: dtype bool"),
+    (lambda q, k, v: apa.merge_states(q, q[..., 0], q, q[..., 0], layout=3), ValueError, "layout"),
+    (lambda q, k, v: apa.attention(q, k, v, seqused_k=30), ValueError, "seqused_k: no axis, expected a list"),
+    (lambda q, k, v: apa.attention(q, k, v, cu_seqlens_q=3), ValueError, "cu_seqlens_q: no axis, expected a list"),
+    (lambda q, k, v: apa.attention(q, k, v, block_table=[[1], [1, 2]]), ValueError, "block_table: a list that numpy"),
+    (lambda q, k, v: apa.attention(q, k, v, sinks=[1j, 2]), ValueError, "sinks: dtype complex128, expected a number"),
+    (lambda q, k, v: apa.attention(q, k, v, sinks=["a", "b"]), ValueError, "sinks: dtype <U1, expected a number"),
+    (lambda q, k, v: apa.attention(q, k, v, causal=[1]), ValueError, "causal: a list, expected True"),
     (lambda q, k, v: apa.recipe("none"), ValueError, 'method: "none"'),
 ]
 
@@ -152,3 +162,22 @@ def test_a_refused_call_writes_nothing(rng):
     with pytest.raises(apa.Unsupported):
         apa.attention(q, k, v, method="sage3", engine="cpu", out=out)
     assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_mask", "sinks", "seqused_k", "out"])
+def test_masked_arrays_are_refused(rng, name):
+    """Their mask would be ignored; one that masks nothing is no different, or the same program would fail by its data."""
+    q, k, v = make(rng, 1, 2, 2, 20, 30, 16)
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "attn_mask": np.ones((20, 30), bool),
+        "sinks": np.zeros(2),
+        "out": np.empty_like(q),
+    }
+    given["seqused_k"] = np.array([30])
+    apa.attention(**given)
+    given[name] = np.ma.masked_array(given[name])
+    with pytest.raises(apa.InvalidArgument, match=f"{name}: a masked array, whose mask would be ignored"):
+        apa.attention(**given)

@@ -153,6 +153,68 @@ def test_attention_takes_tensors():
         assert torch.equal(apa.attention(q, k, v, causal=True), out)
 
 
+def test_dtypes_and_layouts_are_refused():
+    """All that PyTorch has, but the four that are taken."""
+    taken = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    dtypes = {x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+    assert len(dtypes) > 15
+    shape = (1, 2, 8, 16)
+    for dtype in dtypes:
+        if dtype in taken:
+            x = torch.ones(shape, dtype=dtype)
+            assert apa.attention(x, x, x).dtype == dtype
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "experimental", "deprecated"
+                x = torch.empty(shape, dtype=dtype)
+        except RuntimeError:  # this version makes no tensor of it
+            continue
+        with pytest.raises(apa.InvalidArgument, match=f"q: dtype {dtype}, expected float16"):
+            apa.attention(x, x, x)
+        with pytest.raises(apa.InvalidArgument, match=f"out_a: dtype {dtype}, expected float16"):
+            apa.merge_states(x, torch.zeros(1, 2, 8), x, torch.zeros(1, 2, 8))
+    x = torch.randn(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "prototype"
+        nested = torch.nested.nested_tensor([x[0, 0], x[0, 1]])
+    for kind, line in (
+        (x.to_sparse(), "q: layout torch.sparse_coo"),
+        (x.to("meta"), "q: device meta"),
+        (nested, "q: a nested tensor"),
+    ):
+        with pytest.raises(apa.InvalidArgument, match=line):
+            apa.attention(kind, kind, kind)
+    with pytest.raises(apa.InvalidArgument, match="a tensor without memory of its own"):
+        torch.vmap(lambda y: apa.attention(y, y, y))(x[None])
+
+
+def test_negative_bit_of_conjugate_views():
+    """imag of a conjugate says "the negative of this memory": read so, and no place to write to."""
+    z = torch.randn(1, 16, 2, 8, dtype=torch.complex64)
+    x = z.conj().imag.transpose(1, 3)
+    assert x.is_neg() and torch.equal(apa.attention(x, x, x), apa.attention(*[x.clone()] * 3))
+    out = torch.zeros(1, 1, 8, 1, dtype=torch.complex64).conj().imag  # one element an axis: strides say nothing
+    with pytest.raises(apa.InvalidArgument, match="out: a view with its negative bit set"):
+        apa.attention(x[:, :1], x[:, :1], x[:, :1, :, :1], out=out)
+
+
+def test_lists_of_numbers_as_tensors():
+    q = torch.randn(1, 2, 8, 16)
+    assert torch.equal(apa.attention(q, q, q, sinks=torch.ones(2).bfloat16()), apa.attention(q, q, q, sinks=[1.0, 1.0]))
+    for name, value, line in (
+        ("sinks", torch.zeros(2, device="meta"), "sinks: device meta"),
+        ("sinks", torch.zeros(2).to_sparse(), "sinks: layout torch.sparse_coo"),
+        ("sinks", torch.zeros(2, dtype=torch.bool), "sinks: dtype bool, expected a number"),
+        ("seqused_k", torch.zeros(1, dtype=torch.bfloat16), "seqused_k: dtype float32, expected whole numbers"),
+        ("seqused_k", torch.zeros(1, dtype=torch.int64, device="meta"), "seqused_k: device meta"),
+    ):
+        with pytest.raises(apa.InvalidArgument, match=line):
+            apa.attention(q, q, q, **{name: value})
+    with pytest.raises(apa.Unsupported, match="sinks: requires a gradient"):
+        apa.attention(q, q, q, sinks=torch.zeros(2, requires_grad=True))
+
+
 # ------------------------------------------------------------------------------- what falls through
 
 Q, K, V = (torch.ones(1, 2, s, 16) for s in (5, 9, 9))
@@ -196,10 +258,67 @@ def test_errors_stay_pytorchs():
             warnings.simplefilter("ignore", apa_torch.FellThrough)
             call(apa_torch.scaled_dot_product_attention)
         assert str(found.value) == str(wanted.value)
+    for wrong in (
+        {"dropout_p": float("nan")},
+        {"dropout_p": -1.0},
+        {"dropout_p": 2.0},
+        {"dropout_p": "x"},
+        {"dropout_p": None},
+        {"scale": "x"},
+        {"is_causal": None},
+        {"is_causal": 3},
+        {"enable_gqa": 3},
+        {"attn_mask": torch.ones(5, 9, dtype=torch.int32)},
+        {"query": None},
+    ):
+        given = {"query": Q, "key": K, "value": V, **wrong}
+        with pytest.raises((RuntimeError, TypeError)) as wanted:
+            F.scaled_dot_product_attention(**given)
+        with warnings.catch_warnings(), pytest.raises(wanted.type) as found:
+            warnings.simplefilter("ignore", apa_torch.FellThrough)
+            apa_torch.scaled_dot_product_attention(**given)
+        assert "libapa" not in str(found.value)
     with pytest.raises(apa.InvalidArgument, match="best"):
         apa_torch.scaled_dot_product_attention(Q, K, V, method="best")
     with pytest.raises(apa.InvalidArgument, match="colour"), apa_torch.replace_sdpa(set={"colour": 1}):
         pass
+
+
+@pytest.mark.parametrize(
+    "chosen, kind, line",
+    [
+        ({"engine": "foo"}, apa.InvalidArgument, 'engine: "foo", expected one of auto, .*cpu, reference'),
+        ({"engine": "cp"}, apa.InvalidArgument, 'engine: "cp"'),
+        ({"engine": "cpu:x"}, apa.InvalidArgument, 'engine: "cpu:x"'),
+        ({"engine": "cuda:wgmma"}, apa.InvalidArgument, 'engine: "cuda:wgmma"'),
+        ({"engine": None}, TypeError, "engine: None"),
+        ({"method": None}, TypeError, "method: None"),
+        ({"set": [1]}, TypeError, "set: a list"),
+        ({"eps": True}, apa.InvalidArgument, "eps: found True"),
+    ],
+    ids=str,
+)
+def test_a_wrong_choice_is_refused_at_once(chosen, kind, line):
+    before = F.scaled_dot_product_attention
+    with pytest.raises(kind, match=line), apa_torch.replace_sdpa(**chosen):
+        pytest.fail("it was let in")
+    with pytest.raises(kind, match=line):
+        apa_torch.scaled_dot_product_attention(Q, K, V, **chosen)
+    assert F.scaled_dot_product_attention is before
+
+
+def test_cuda_without_a_device_is_refused_at_once():
+    if apa.info()["cuda_devices"]:
+        pytest.skip("there is a device")
+    with pytest.raises(apa.ApaError), apa_torch.replace_sdpa(engine="cuda"):
+        pytest.fail("it was let in")
+
+
+def test_every_engine_can_be_chosen():
+    for engine in ("auto", "cpu", "reference"):
+        with apa_torch.replace_sdpa(engine=engine) as usage:
+            F.scaled_dot_product_attention(Q, K, V)
+        assert usage.calls == 1 and "1 call by libapa" in str(usage)
 
 
 # ------------------------------------------------------------------------------- existing code

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import apa_attention.transformers as apa_transformers  # noqa: E402
+from apa_attention import ApaError, InvalidArgument  # noqa: E402
 from apa_attention.torch import FellThrough  # noqa: E402
 from conftest import SEED  # noqa: E402
 
@@ -142,3 +143,38 @@ def test_apa_is_registered_and_close():
     found, wanted = both(model, "apa", input_ids=ids)
     assert apa_transformers.usage.calls == before + 2
     assert (found - wanted).norm() < 0.02 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    "name", ["sdpa", "eager", "flash_attention_2", "flex_attention", "paged|sdpa", "a/b", "", "mine"]
+)
+def test_names_of_others_are_left_alone(name):
+    interface = transformers.AttentionInterface
+    if name == "mine":
+        interface.register(name, lambda *_: None)
+    before = dict(interface())
+    with pytest.raises(InvalidArgument, match="^name: "):
+        apa_transformers.register(name)
+    assert dict(interface()) == before
+
+
+def test_own_names_can_be_registered_again():
+    for name in ("apa-test", "apa-test"):
+        apa_transformers.register(name, "exact")
+
+
+@pytest.mark.parametrize(
+    "chosen, kind",
+    [
+        ({"engine": "foo"}, InvalidArgument),
+        ({"engine": "cuda:foo"}, ApaError),
+        ({"method": "best"}, InvalidArgument),
+        ({"engine": None}, TypeError),
+        ({"name": None}, TypeError),
+    ],
+    ids=str,
+)
+def test_a_wrong_choice_is_refused_at_once(chosen, kind):
+    with pytest.raises(kind):
+        apa_transformers.register(**{"name": "apa-wrong", **chosen})
+    assert "apa-wrong" not in transformers.AttentionInterface()

@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 
 from apa_attention import _cuda
-from apa_attention._attention import Plan, Statistics, attention, merge_states, resolve
+from apa_attention._attention import Plan, Statistics, attention, engines, merge_states, resolve
 from apa_attention._cache import KVCache, KVCacheUsage
 from apa_attention._evaluate import Evaluation, Truth, evaluate, exact
 from apa_attention._library import (
@@ -36,7 +36,6 @@ from apa_attention._library import (
     OutOfMemory,
     Unsupported,
     contexts,
-    ffi,
     get_threads,
     lib,
     set_threads,
@@ -77,14 +76,11 @@ __all__ = [
 
 def info() -> dict[str, object]:
     """Version, engines (fastest first), CPU level in use, threads, CUDA devices, names of the recipes."""
-    engines: list[str] = []
-    while (name := lib.apa_engine_name(len(engines))) != ffi.NULL:
-        engines.append(text(name))
     with contexts.borrow() as context:
         isa, threads = text(lib.apa_context_isa(context)), int(lib.apa_context_threads(context))
     return {
         "version": __version__,
-        "engines": engines,
+        "engines": engines(),
         "isa": isa,
         "threads": threads,
         "cores": len(os.sched_getaffinity(0)),

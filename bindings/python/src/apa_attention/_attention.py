@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from apa_attention import _arrays, _cuda, _problem, _recipe
+from apa_attention._checks import name_bytes
 from apa_attention._library import bad, check, contexts, ffi, lib, text
 from apa_attention._problem import Array, AttentionOptions, Call, Causal, Layout, ProblemOptions, Window
 
@@ -59,9 +60,34 @@ def statistics_of(s: Any) -> Statistics:
     )
 
 
+ENGINE_EXPECTED = 'the name of an engine, such as "auto" or "cpu" (see info())'
+
+
+def engines() -> list[str]:
+    """Names of the engines in this build, fastest first."""
+    found: list[str] = []
+    while (name := lib.apa_engine_name(len(found))) != ffi.NULL:
+        found.append(text(name))
+    return found
+
+
+def check_engine(engine: str) -> None:
+    """For those who choose an engine long before the first call: InvalidArgument for one that this build hasn't,
+    Unsupported for "cuda" where there is no device. Of CUDA's engines the library chooses one by the device."""
+    if engine == "auto":
+        return
+    name_bytes(engine, "engine", ENGINE_EXPECTED)
+    there = list(dict.fromkeys(["auto", *(name.split(":")[0] for name in engines())]))
+    if engine not in there:
+        raise bad("engine", f'"{engine}"', f"one of {', '.join(there)}, which this build has")
+    if engine == _arrays.CUDA:
+        with contexts.borrow() as context:
+            check(lib.apa_cuda_device_count(context, ffi.new("int32_t *")), context)
+
+
 def options_of(engine: str) -> tuple[Any, Any]:
     """apa_attention_options * and the text that it points to."""
-    name = ffi.new("char[]", engine.encode())
+    name = ffi.new("char[]", name_bytes(engine, "engine", ENGINE_EXPECTED))
     options = ffi.new("apa_attention_options *")
     lib.apa_attention_options_init(options)
     options.engine = name
@@ -72,10 +98,10 @@ def run(call: Call, recipe: Any, engine: str, threads: int | None = None) -> Any
     """Runs a call whose outputs are set; returns apa_statistics *."""
     statistics = ffi.new("apa_statistics *")
     lib.apa_statistics_init(statistics)
+    options, _name = options_of(engine)
     if call.device == _arrays.CUDA:
         _cuda.run(call, recipe, engine, statistics)
         return statistics
-    options, _name = options_of(engine)
     with contexts.borrow(threads) as context:
         check(lib.apa_attention(context, call.problem, recipe, options, statistics), context)
     return statistics
@@ -166,7 +192,7 @@ def attention(
              engine's default; below 0: all, from 1 on: none); set: other knobs by name, {"second_look": False},
              see knobs()
     engine   "auto" (the fastest that can do it), "cpu", "reference", "cuda"
-    scale    factor of q·k; None is 1/√D
+    scale    factor of q·k, a finite number; None is 1/√D
 
     Who sees what (j is a key, i a query; by selection, so a NaN in a key that a row can't see does not reach it)
     causal   True or "bottom-right": j <= i + q_offset; "top-left": j <= i (PyTorch's is_causal)
@@ -300,6 +326,8 @@ def merge_states(
     With M = max(lse_a, lse_b) and w = exp(lse - M): out = (w_a·out_a + w_b·out_b)/(w_a + w_b), lse = M + ln(w_a + w_b), in
     double, rounded once. The empty state is (0, -inf); merging it changes no bit of the other.
     Returns (out, lse). Raises InvalidArgument."""
+
+    _problem.check_layout(layout)
 
     def state(found_out: Array, found_lse: Array, side: str, output: bool = False) -> tuple[Any, Any, Any]:
         o = _arrays.view(found_out, f"out{side}", output=output)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from apa_attention import _arrays, _attention, _problem, _recipe
+from apa_attention._checks import path_bytes, real, whole, wrong_type
 from apa_attention._library import InvalidArgument, Unsupported, bad, check, contexts, ffi, lib
 from apa_attention._problem import Array, Layout
 
@@ -62,10 +63,11 @@ class KVCache:
     ) -> None:
         options = ffi.new("apa_kv_cache_options *")
         lib.apa_kv_cache_options_init(options)
-        options.heads, options.dim, options.dim_v = heads, dim, dim if dim_v is None else dim_v
+        options.heads, options.dim = whole(heads, "heads"), whole(dim, "dim")
+        options.dim_v = options.dim if dim_v is None else whole(dim_v, "dim_v")
         options.dtype = _arrays.type_code(_arrays.dtype_name(dtype, "dtype"))
-        options.page_size, options.pages = page_size, pages
-        options.growth, options.window_tiles = growth, window_tiles
+        options.page_size, options.pages = whole(page_size, "page_size"), whole(pages, "pages")
+        options.growth, options.window_tiles = real(growth, "growth"), whole(window_tiles, "window_tiles")
         recipe = _recipe.make(method, eps, set)
         options.recipe = recipe
         self._begin(lambda context, made: lib.apa_kv_cache_create(context, options, made))
@@ -102,21 +104,22 @@ class KVCache:
     def fork(self, sequence: int) -> int:
         """A new sequence that begins as this one is now; pages and tiles are shared until one side writes."""
         made = ffi.new("int64_t *")
-        self._call(lib.apa_kv_cache_fork, sequence, made)
+        self._call(lib.apa_kv_cache_fork, _number(sequence), made)
         return int(made[0])
 
     def rollback(self, sequence: int, keys: int) -> None:
         """Drops all keys from number `keys` on."""
-        self._call(lib.apa_kv_cache_rollback, sequence, keys)
+        self._call(lib.apa_kv_cache_rollback, _number(sequence), whole(keys, "keys"))
 
     def remove(self, sequence: int) -> None:
         """Ends a sequence; its number is given out again."""
-        self._call(lib.apa_kv_cache_remove, sequence)
+        self._call(lib.apa_kv_cache_remove, _number(sequence))
 
     def keys(self, sequence: int) -> int:
         """How many keys a sequence has."""
+        number = _number(sequence)
         with self._lock:
-            found = ABSENT if self._cache is None else int(lib.apa_kv_cache_keys(self._cache, sequence))
+            found = ABSENT if self._cache is None else int(lib.apa_kv_cache_keys(self._cache, number))
         if found == ABSENT:
             raise bad("sequence", sequence, "a number that add() or fork() gave")
         return found
@@ -134,6 +137,7 @@ class KVCache:
         """Adds n keys to each of the sequences: k [count, heads, n, D] and v [count, heads, n, Dv] of the cache's dtype
         (layout "nhd": [count, n, heads, D]); without the first axis for a single one. All or none."""
         numbers = _numbers(sequences)
+        _problem.check_layout(layout)
         views = [_arrays.view(array, name) for name, array in (("k", k), ("v", v))]
         tensors = [_arrays.tensor(found, _problem.axes(found, "k", layout)) for found in views]
         for name, found in zip("kv", views):
@@ -165,8 +169,8 @@ class KVCache:
         call = _problem.describe({"q": q}, options, self._dim_v)
         if call.device != _arrays.CPU:
             raise Unsupported(f"q: device {call.device}, a cache lies in host memory", "APA_STATUS_UNSUPPORTED")
-        own = method is None and eps is None and not set
-        recipe = ffi.NULL if own else _recipe.make(method or "apa", eps, set)
+        own = method is None and eps is None and (set is None or set == {})
+        recipe = ffi.NULL if own else _recipe.make("apa" if method is None else method, eps, set)
         dtype = _problem.out_dtype(call, out)
         if out is None:
             out = _arrays.empty(q, call.out_shape, dtype)
@@ -182,13 +186,13 @@ class KVCache:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole cache; the file appears complete or not at all."""
-        self._call(lib.apa_kv_cache_save, os.fsencode(path))
+        self._call(lib.apa_kv_cache_save, path_bytes(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KVCache:
         """Reads what save() wrote; sequences keep their numbers."""
-        made = cls.__new__(cls)
-        made._begin(lambda context, cache: lib.apa_kv_cache_load(context, os.fsencode(path), cache))
+        made, written = cls.__new__(cls), path_bytes(path)
+        made._begin(lambda context, cache: lib.apa_kv_cache_load(context, written, cache))
         return made
 
     def close(self) -> None:
@@ -205,6 +209,14 @@ class KVCache:
         self.close()
 
 
+def _number(sequence: Any) -> int:
+    return whole(sequence, "sequence", "a number that add() or fork() gave")
+
+
 def _numbers(sequences: int | Sequence[int]) -> Any:
-    listed = [sequences] if isinstance(sequences, int) else [int(s) for s in sequences]
-    return ffi.new("int64_t[]", listed)
+    """One, or any list of them."""
+    if isinstance(sequences, str):
+        raise wrong_type("sequences", sequences, "a number that add() or fork() gave, or a list of them")
+    if not isinstance(sequences, Iterable) or getattr(sequences, "ndim", 1) == 0:
+        return ffi.new("int64_t[]", [_number(sequences)])
+    return ffi.new("int64_t[]", [_number(s) for s in sequences])

@@ -88,12 +88,6 @@ def check(status: int, context: Any) -> None:
         raise_status(status, text(lib.apa_context_message(context)))
 
 
-def check_message(status: int, message: Any) -> None:
-    """The same for functions that write their line into a buffer of the caller's."""
-    if status != 0:
-        raise_status(status, text(message))
-
-
 def bad(name: str, found: object, expected: str) -> InvalidArgument:
     """The package's own refusals, in the words of the library's."""
     return InvalidArgument(f"{name}: {found}, expected {expected}", "APA_STATUS_INVALID_ARGUMENT")
@@ -150,9 +144,9 @@ def set_threads(threads: int) -> None:
 
     No result depends on it. Contexts are kept per number, so switching back and forth costs nothing.
     Raises InvalidArgument unless 0 <= threads <= 4096."""
-    if not 0 <= threads <= 4096:
-        raise bad("threads", threads, "0 to 4096")
-    contexts.default_threads = int(threads)
+    from apa_attention._checks import whole  # which needs this module
+
+    contexts.default_threads = whole(threads, "threads", "a whole number from 0 to 4096", 0, 4096)
 
 
 def get_threads() -> int:

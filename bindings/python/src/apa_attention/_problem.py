@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from apa_attention import _arrays
 from apa_attention._arrays import View
+from apa_attention._checks import known, real, shown, whole
 from apa_attention._library import bad, ffi, lib
 
 Layout = Literal["hnd", "nhd"]
@@ -48,6 +49,9 @@ class ProblemOptions(QueryOptions, total=False):
     cu_seqlens_k: Array | None
     seqused_k: Array | None
     block_table: Array | None
+
+
+_QUERY_NAMES, _PROBLEM_NAMES = tuple(QueryOptions.__annotations__), tuple(ProblemOptions.__annotations__)
 
 
 class AttentionOptions(ProblemOptions, total=False):
@@ -115,6 +119,11 @@ def lse_tensor(found: View) -> Any:
     return made
 
 
+def check_layout(layout: object) -> None:
+    if layout not in ("hnd", "nhd"):
+        raise bad("layout", f'"{layout}"', '"hnd" or "nhd"')
+
+
 def axes(found: View, name: str, layout: str) -> tuple[int | None, ...]:
     """Where [batch, heads, seq, dim] lie in the array."""
     known = _AXES.get((layout, len(found.shape)))
@@ -125,7 +134,7 @@ def axes(found: View, name: str, layout: str) -> tuple[int | None, ...]:
 
 def _mask(call: Call, mask: Array) -> Any:
     """Up to 4 axes, aligned at the last one with [B, Hq, Sq, Skv]; an axis that repeats becomes one of length 1."""
-    found = _arrays.view(mask, "attn_mask", repeats=True)
+    found = _arrays.view(mask, "attn_mask", mask=True)
     if len(found.shape) > 4 or not found.shape:
         raise bad("attn_mask", f"shape {found.shape}", "1 to 4 axes, the last one keys")
     if found.device != call.device:
@@ -149,12 +158,13 @@ def _per_head(call: Call, values: Array, name: str) -> Any:
     return _arrays.tensor(found, (0, 1, 2, 3))[0]
 
 
-def _numbers(call: Call, values: Array, name: str, length: int | None) -> Any:
+def _numbers(call: Call, values: Array, name: str, length: int | None) -> tuple[Any, int]:
+    """Where the numbers lie, and how many there are."""
     made = _arrays.whole_numbers(values, name, "int64")
     if made.ndim != 1 or (length is not None and len(made) != length):
         raise bad(name, f"shape {made.shape}", "one axis" if length is None else f"{length} numbers")
     call.keep.append(made)
-    return ffi.cast("int64_t *", made.ctypes.data)
+    return ffi.cast("int64_t *", made.ctypes.data), len(made)
 
 
 def _ragged(call: Call, options: QueryOptions) -> None:
@@ -163,16 +173,16 @@ def _ragged(call: Call, options: QueryOptions) -> None:
     batch: int | None = None
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if (bounds := given.get(name)) is not None:
-            length = len(bounds) if batch is None else batch + 1
+            found, length = _numbers(call, bounds, name, None if batch is None else batch + 1)
             if length < 1:
                 raise bad(name, "no numbers", "batch + 1 of them")
-            setattr(problem, name, _numbers(call, bounds, name, length))  # the library checks that they rise
+            setattr(problem, name, found)  # the library checks that they rise
             batch = problem.batch = length - 1
     if batch is None:
         batch = int(problem.q.shape[0])
     for name in ("seqused_k", "q_offsets"):
         if (values := given.get(name)) is not None:
-            setattr(problem, name, _numbers(call, values, name, batch))
+            setattr(problem, name, _numbers(call, values, name, batch)[0])
     if (pages := given.get("block_table")) is not None:
         table = _arrays.whole_numbers(pages, "block_table", "int32")
         if table.ndim != 2 or len(table) != batch:
@@ -185,11 +195,25 @@ def _ragged(call: Call, options: QueryOptions) -> None:
 def _window(window: Window | None) -> tuple[int, int]:
     if window is None:
         return -1, -1
-    if isinstance(window, Sequence):
+    expected = "keys before, or (keys before, keys after), as whole numbers"
+    if isinstance(window, Sequence) and not isinstance(window, str):
         if len(window) != 2:
-            raise bad("window", window, "keys before, or (keys before, keys after)")
-        return int(window[0]), int(window[1])
-    return int(window), -1
+            raise bad("window", f"{len(window)} numbers", expected)
+        return whole(window[0], "window", expected), whole(window[1], "window", expected)
+    return whole(window, "window", expected), -1
+
+
+def _set_numbers(problem: Any, options: QueryOptions) -> None:
+    scale, softcap, offset = options.get("scale"), options.get("softcap"), options.get("q_offset")
+    if scale is not None:
+        expected = "a finite number, or None for 1/sqrt(D)"
+        problem.softmax_scale = real(scale, "scale", expected)
+        if not math.isfinite(problem.softmax_scale):  # NaN is the library's word for the default, but no caller's
+            raise bad("scale", problem.softmax_scale, expected)
+    if softcap is not None:
+        problem.softcap = real(softcap, "softcap", "a positive number, or None for none")
+    if offset is not None:
+        problem.q_offset = whole(offset, "q_offset", "a whole number, or None for Skv - Sq")
 
 
 def build(q: Array, k: Array, v: Array, options: ProblemOptions) -> Call:
@@ -200,8 +224,8 @@ def build(q: Array, k: Array, v: Array, options: ProblemOptions) -> Call:
 def describe(arrays: dict[str, Array], options: QueryOptions, dim_v: int = 0) -> Call:
     """build() of q, k and v, or of q alone (a cache has the rest; dim_v is then its values')."""
     layout = options.get("layout", "hnd")
-    if layout not in ("hnd", "nhd"):
-        raise bad("layout", f'"{layout}"', '"hnd" or "nhd"')
+    known(options, _PROBLEM_NAMES if "k" in arrays else _QUERY_NAMES)
+    check_layout(layout)
     views = {name: _arrays.view(array, name) for name, array in arrays.items()}
     first = views["q"]
     for name, found in views.items():
@@ -216,14 +240,10 @@ def describe(arrays: dict[str, Array], options: QueryOptions, dim_v: int = 0) ->
     call = Call(problem, arrays["q"], len(first.shape), layout, first.dtype, first.device, dim_v, keep)
 
     causal = options.get("causal", False)
-    if causal not in _CAUSAL:
-        raise bad("causal", repr(causal), 'True, False, "bottom-right" or "top-left"')
+    if not isinstance(causal, Hashable) or causal not in _CAUSAL:
+        raise bad("causal", shown(causal), 'True, False, "bottom-right" or "top-left"')
     problem.causal = _CAUSAL[causal]
-    scale, softcap, offset = options.get("scale"), options.get("softcap"), options.get("q_offset")
-    problem.softmax_scale = math.nan if scale is None else scale
-    problem.softcap = 0.0 if softcap is None else softcap
-    if offset is not None:
-        problem.q_offset = offset
+    _set_numbers(problem, options)
     problem.window_left, problem.window_right = _window(options.get("window"))
     if (mask := options.get("attn_mask")) is not None:
         problem.attn_mask = _mask(call, mask)

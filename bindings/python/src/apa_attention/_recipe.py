@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apa_attention._library import bad, check_message, ffi, lib, text
+import numpy as np
+
+from apa_attention._checks import name_bytes, shown, wrong_type
+from apa_attention._library import bad, ffi, lib, raise_status, text
 
 MESSAGE_BYTES = 512
 
@@ -47,23 +50,38 @@ def knob_text(value: object) -> str:
     """A Python value as the text of a knob: True is "on", 0.02 is "0.02", None is "auto"."""
     if value is None:
         return "auto"
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_)):
         return "on" if value else "off"
     return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def _set(recipe: Any, name: object, value: object) -> None:
+    """One knob; a refusal shows the value as it was given."""
+    key = name_bytes(name, "set", "names of knobs as its keys (see knobs())")
+    written = knob_text(value)
+    message = ffi.new("char[]", MESSAGE_BYTES)
+    status = lib.apa_recipe_set(recipe, key, written.encode(errors="replace"), message, MESSAGE_BYTES)
+    if status == 0 and "\0" in written:
+        raise bad(str(name), shown(value), "no NUL in it")
+    if status != 0:
+        line = text(message)
+        if not isinstance(value, str):  # "on" for True would be no word of the caller's
+            line = line.replace(f'found "{written}"', f"found {shown(value)}")
+        raise_status(status, line)
 
 
 def make(method: str, eps: float | None, changes: Mapping[str, object] | None) -> Any:
     """apa_recipe *: a preset, then eps, then the knobs of `changes`."""
     recipe = ffi.new("apa_recipe *")
-    if lib.apa_recipe_init(recipe, method.encode()) != 0:
+    name = name_bytes(method, "method", "a recipe's name (see recipes())")
+    if lib.apa_recipe_init(recipe, name) != 0:
         raise bad("method", f'"{method}"', f"one of {', '.join(recipes())}")
-    message = ffi.new("char[]", MESSAGE_BYTES)
-    wanted = list((changes or {}).items())
+    if changes is not None and not isinstance(changes, Mapping):
+        raise wrong_type("set", changes, 'a mapping such as {"second_look": False}')
     if eps is not None:
-        wanted.insert(0, ("eps", eps))
-    for name, value in wanted:
-        status = lib.apa_recipe_set(recipe, name.encode(), knob_text(value).encode(), message, MESSAGE_BYTES)
-        check_message(status, message)
+        _set(recipe, "eps", eps)
+    for knob, value in (changes or {}).items():
+        _set(recipe, knob, value)
     return recipe
 
 

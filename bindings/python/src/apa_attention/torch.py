@@ -47,6 +47,11 @@ class Settings:
     engine: str = "auto"
     set: Mapping[str, object] | None = None
 
+    def check(self) -> None:
+        """Raises InvalidArgument, Unsupported or TypeError: the caller's mistakes are no reason to fall through."""
+        self.recipe()
+        _attention.check_engine(self.engine)
+
     def recipe(self) -> Any:
         return _recipe.make(self.method, self.eps, self.set)
 
@@ -84,7 +89,7 @@ class Usage:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.calls} calls by libapa, {100 * self.hot_share:.1f} % of the tiles exact, "
+            f"{self.calls} call{'' if self.calls == 1 else 's'} by libapa, {100 * self.hot_share:.1f} % of the tiles exact, "
             f"{self.prep_ms:.1f} ms prep + {self.attention_ms:.1f} ms attention"
         ]
         lines += [f"  {count} by {kernel}" for kernel, count in self.kernels.items()]
@@ -115,9 +120,10 @@ def warn_once(reason: str) -> None:
 
 def _refusal(tensors: dict[str, Tensor | None], dropout_p: float, settings: Settings) -> str | None:
     """Why these tensors are PyTorch's, or None."""
-    given = {name: t for name, t in tensors.items() if t is not None}
-    query = given["query"]
-    if dropout_p > 0.0:
+    given: dict[str, Any] = {
+        name: t for name, t in tensors.items() if t is not None or name in ("query", "key", "value")
+    }
+    if dropout_p != 0.0:  # NaN, a negative one and what is no number too: PyTorch raises
         return f"dropout_p is {dropout_p}, libapa has no dropout"
     for name, t in given.items():
         if type(t) not in (Tensor, torch.nn.Parameter):
@@ -126,6 +132,7 @@ def _refusal(tensors: dict[str, Tensor | None], dropout_p: float, settings: Sett
             return f"{name} is {t.layout} on {t.device.type}, libapa takes strided tensors on cpu and cuda"
         if t.requires_grad and torch.is_grad_enabled():
             return f"{name} requires a gradient, libapa computes none (torch.no_grad() says that none is wanted)"
+    query = given["query"]
     wide = settings.engine == "reference" and query.dtype == torch.float64
     if query.dtype not in _DTYPES and not wide:
         return f'dtype {query.dtype}, libapa takes float32, float16 and bfloat16 (float64 with engine="reference")'
@@ -145,6 +152,10 @@ def _is_consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     elif len(set(heads) - {1}) > 1:
         return False
     return mask is None or (not is_causal and mask.dim() > 0 and mask.dtype in (torch.bool, torch.float32, query.dtype))
+
+
+def _is_number(scale: object) -> bool:
+    return scale is None or (isinstance(scale, (float, int)) and not isinstance(scale, bool))
 
 
 def _with_autocast(tensors: list[Tensor]) -> list[Tensor]:
@@ -234,17 +245,18 @@ def attend(
     reason = _refusal({"query": query, "key": key, "value": value, "attn_mask": attn_mask}, dropout_p, settings)
     if reason is None:
         q, k, v = _with_autocast([query, key, value])
-        if _is_consistent(q, k, v, attn_mask, is_causal, enable_gqa):
+        plain = isinstance(is_causal, bool) and isinstance(enable_gqa, bool) and _is_number(scale)
+        if plain and _is_consistent(q, k, v, attn_mask, is_causal, enable_gqa):
             try:
                 return _compute(q, k, v, attn_mask, is_causal, scale, settings, usage)
             except ApaError as error:
                 reason = str(error)
         else:
-            reason = "shapes or dtypes that do not go together by libapa's rules"
+            reason = "shapes, dtypes or types of arguments that do not go together by libapa's rules"
     if usage is not None:
         usage._fell(reason)
     warn_once(reason)
-    gqa = {"enable_gqa": True} if enable_gqa else {}  # older versions have no such argument
+    gqa = {} if enable_gqa is False else {"enable_gqa": enable_gqa}  # older versions have no such argument
     result: Tensor = _pytorch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **gqa)
     return result
 
@@ -274,10 +286,10 @@ def scaled_dot_product_attention(
     method, eps, engine, set: as attention()'s.
 
     Returns [N, ..., Hq, L, Ev] of query's dtype. Dropout, gradients, other dtypes and what no engine can do go to PyTorch,
-    with one FellThrough warning for each reason. Wrong shapes raise PyTorch's own errors; a method or knob that does
-    not exist raises InvalidArgument. Uses torch.get_num_threads() threads."""
+    with one FellThrough warning for each reason. Wrong shapes and types raise PyTorch's own errors; a method, knob or
+    engine that does not exist raises InvalidArgument. Uses torch.get_num_threads() threads."""
     settings = Settings(method, eps, engine, set)
-    settings.recipe()  # the caller's mistakes are no reason to fall through
+    settings.check()
     found: Tensor = attend(settings, None, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return found
 
@@ -295,9 +307,10 @@ def replace_sdpa(
     It reaches code that looks the function up when it calls it (torch.nn.MultiheadAttention without its fast path,
     Transformers with attn_implementation="sdpa", most models); not a `from torch.nn.functional import ...` that was
     executed before. torch.compile cuts its graph in two there. Yields a Usage that counts. Can be nested: the inner one
-    counts. Raises InvalidArgument for a method or knob that does not exist."""
+    counts. Raises at once: InvalidArgument for a method, knob or engine that does not exist, Unsupported for "cuda"
+    without a device."""
     settings, usage = Settings(method, eps, engine, set), Usage()
-    settings.recipe()
+    settings.check()
 
     def replacement(
         query: Tensor,

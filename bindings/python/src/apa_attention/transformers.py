@@ -20,10 +20,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from apa_attention import _problem
-from apa_attention._library import ApaError, Unsupported
+from apa_attention._checks import name_bytes, shown
+from apa_attention._library import ApaError, Unsupported, bad
 from apa_attention.torch import Settings, Usage, _refusal, run, warn_once
 
 __all__ = ["register", "usage"]
+
+OURS = "_apa_attention"  # marks what this module has registered
 
 
 def _is_whole(mask: Tensor | None, length: int) -> bool:
@@ -121,6 +124,7 @@ def _forward(settings: Settings, counts: Usage) -> Callable[..., tuple[Tensor, N
             **kwargs,
         )
 
+    setattr(forward, OURS, True)
     return forward
 
 
@@ -145,6 +149,17 @@ def _sdpa(
     return found
 
 
+def _check_name(name: str) -> None:
+    """New, or one of ours. "/" and "|" have meanings of their own in Transformers (a kernel of the hub, paged)."""
+    expected = 'a name for attn_implementation, without "/" and "|"'
+    if not name_bytes(name, "name", expected) or "/" in name or "|" in name:
+        raise bad("name", shown(name), expected)
+    interfaces = [kind() for kind in (AttentionMaskInterface, AttentionInterface)]  # type: ignore[no-untyped-call, unused-ignore]
+    theirs = {**interfaces[0], **interfaces[1]}
+    if name == "eager" or (name in theirs and not hasattr(theirs[name], OURS)):
+        raise bad("name", f'"{name}"', 'one that is not taken, such as "apa-fine"')
+
+
 def register(
     name: str,
     method: str = "apa",
@@ -156,9 +171,11 @@ def register(
     """Makes attn_implementation=name mean this method; the arguments are attention()'s. Registering a name again
     replaces it for models that are already loaded too. Returns the Usage of its calls.
 
-    Raises InvalidArgument for a method or knob that does not exist."""
+    Raises InvalidArgument for a name that Transformers or others have ("sdpa"), and for a method, knob or engine that
+    does not exist; Unsupported for "cuda" without a device."""
+    _check_name(name)
     settings, counts = Settings(method, eps, engine, set), Usage()
-    settings.recipe()
+    settings.check()
     AttentionInterface.register(name, _forward(settings, counts))
     AttentionMaskInterface.register(name, apa_mask)
     return counts
