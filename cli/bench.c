@@ -39,11 +39,8 @@ static int get_inputs(bench_state *state)
 {
     const cli_options *o = state->options;
     const bool files = o->q != NULL || o->k != NULL || o->v != NULL || o->dump != NULL;
-    if (files && (o->shape_text != NULL || o->kind != NULL || o->dtype != NULL))
-        return cli_complain(CLI_MISUSE, "%s: found beside files of inputs, expected one or the other",
-                            o->shape_text != NULL ? "--shape"
-                            : o->kind != NULL     ? "--kind"
-                                                  : "--dtype");
+    if (files && cli_files_alone(o) != CLI_DONE)
+        return CLI_MISUSE;
     if (!files && o->shape_text == NULL)
         return cli_complain(CLI_MISUSE,
                             "--shape: not given, expected B,Hq,Hkv,Sq,Skv,D, or files with --q, --k, --v or --dump");

@@ -28,6 +28,8 @@ enum {
     CLI_MAP = 128
 };
 
+#define CLI_ALL_HEADS INT64_MIN
+
 typedef struct cli_options {
     const char *kind; /* gen KIND, or --kind */
     const char *q, *k, *v, *dump, *out, *lse, *json;
@@ -39,9 +41,10 @@ typedef struct cli_options {
     int64_t q_offset;               /* APA_Q_OFFSET_DEFAULT when not given */
     int64_t window[2];              /* -1 = no bound */
     int64_t threads, repeats, seed; /* repeats 0 when not given */
+    int seeded;                     /* --seed was given */
     int64_t worst;                  /* pairs to list; 0 when not given */
     int64_t shape[7];               /* B, Hq, Hkv, Sq, Skv, D, Dv; all 0 when not given */
-    int64_t head;                   /* -1: all */
+    int64_t head;                   /* CLI_ALL_HEADS when not given */
     int causal, recipes, help, histogram, per_head, attribute, map, ceilings;
     char **sets; /* --set key=value, split in place by cli_recipe() */
     int set_count;
@@ -93,6 +96,10 @@ int cli_inputs_load(const cli_options *options, cli_inputs *inputs);
 /* From --shape, --kind, --dtype, --seed. */
 int cli_inputs_generate(const cli_options *options, cli_inputs *inputs);
 void cli_inputs_free(cli_inputs *inputs);
+/* Files of inputs are given (bench): is no option of synthetic ones beside them? */
+int cli_files_alone(const cli_options *options);
+/* Is there a (query, head) pair to compare? */
+int cli_pairs_check(const cli_options *options, const cli_inputs *inputs);
 
 /* An output array in the layout and number of dimensions of q, and its tensor; last 0: an LSE, [B,H,S] whatever the
  * layout. */
@@ -123,12 +130,20 @@ const char *cli_synthetic_about(size_t i);
 /* Fills q [B,Hq,Sq,D], k [B,Hkv,Skv,D] and v [B,Hkv,Skv,Dv], already allocated. False: no memory. */
 bool cli_synthetic_fill(const cli_synthetic *shape, apa_array *q, apa_array *k, apa_array *v);
 
-/* ------------------------------------------------------------------------------- output (report.c) */
+/* ------------------------------------------------------------------------------- places for output (place.c) */
+
+#define CLI_PATH 4096     /* bytes of a path, its end included */
+#define CLI_TRIAL_ROOM 64 /* bytes that the name of a temporary file adds to a folder */
 
 /* Is there a place to write `path` to, and is it none of the inputs? Complains naming `option`. NULL paths are fine. */
 int cli_path_check(const cli_options *options, const char *option, const char *path);
+/* Does a file that is to be written have the ending of what will be in it? */
+int cli_ending_check(const char *option, const char *path, const char *ending);
 
-/* Writes files, all or none; SIGINT, SIGTERM and SIGHUP wait until the files are whole or gone. */
+/* ------------------------------------------------------------------------------- output (report.c) */
+
+/* Writes files, all or none; SIGINT, SIGTERM and SIGHUP wait until the files are whole or gone, and end the wait for a
+ * pipe. */
 int cli_files_write(const apa_output_file *files, size_t count);
 
 /* Shares of the sub-blocks that LampAttention recomputed and of its disruptive tiles; NaN for other methods. */

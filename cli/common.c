@@ -109,14 +109,15 @@ int cli_context_create(const cli_options *options, apa_context **context)
     return cli_complain(CLI_FAILED, "no memory for %d threads", (int)options->threads);
 }
 
-static int apply_set(char *setting, apa_recipe *recipe)
+/* lead: what a message about the setting begins with. */
+static int apply_set(const char *lead, char *setting, apa_recipe *recipe)
 {
     char message[2048];
     char *equals = strchr(setting, '=');
     *equals = '\0';
     apa_status status = apa_recipe_set(recipe, setting, equals + 1, message, sizeof message);
     *equals = '=';
-    return status == APA_STATUS_OK ? CLI_DONE : cli_complain(cli_exit_code(status), "--set: %s", message);
+    return status == APA_STATUS_OK ? CLI_DONE : cli_complain(cli_exit_code(status), "%s%s", lead, message);
 }
 
 int cli_recipe_set_up(const cli_options *options, const char *method, apa_recipe *recipe)
@@ -128,15 +129,19 @@ int cli_recipe_set_up(const cli_options *options, const char *method, apa_recipe
             const size_t used = strlen(message);
             snprintf(message + used, sizeof message - used, "%s%s", i == 0 ? "" : ", ", apa_recipe_preset_name(i));
         }
-        return cli_complain(CLI_MISUSE, "--method: \"%s\", expected one of %s", method, message);
+        return cli_complain(CLI_MISUSE, "%s: \"%s\", expected one of %s",
+                            options->compare != NULL                             ? "--compare"
+                            : options->method == NULL && options->over_count > 0 ? "--over"
+                                                                                 : "--method",
+                            method, message);
     }
     int code = CLI_DONE;
     if (!isnan(options->eps)) {
         snprintf(message, sizeof message, "eps=%.17g", options->eps);
-        code = apply_set(message, recipe);
+        code = apply_set("--", message, recipe);
     }
     for (int i = 0; i < options->set_count && code == CLI_DONE; i++)
-        code = apply_set(options->sets[i], recipe);
+        code = apply_set("--set: ", options->sets[i], recipe);
     return code;
 }
 

@@ -21,6 +21,16 @@ static apa_worst_by worst_by(const cli_options *options)
 
 int cli_diagnosis_check(const cli_options *options)
 {
+    const char *changed = options->bias != NULL    ? "--bias"
+                          : options->alibi != NULL ? "--alibi"
+                          : options->sinks != NULL ? "--sinks"
+                          : options->softcap != 0  ? "--softcap"
+                                                   : NULL;
+    if (options->worst > 0 && changed != NULL)
+        return cli_complain(CLI_MISUSE,
+                            "--worst: found beside %s, expected one of the two: with changed scores no pair "
+                            "is taken apart",
+                            changed);
     if (options->worst_by == NULL)
         return CLI_DONE;
     if (strcmp(options->worst_by, "cos") != 0 && strcmp(options->worst_by, "rel") != 0)
@@ -159,6 +169,7 @@ static json_t *head_json(const apa_head_error *h)
                             REAL("rel_l2", h->rel_l2),
                             REAL("rel_l2_max", h->rel_l2_max),
                             WHOLE("lt_0_99", h->lt_0_99),
+                            WHOLE("truth_not_finite", h->truth_not_finite),
                             REAL("hot_share", h->hot_share),
                             REAL("skip_share", h->skip_share)};
     return fields_json(fields, sizeof fields / sizeof fields[0]);
@@ -200,7 +211,8 @@ static json_t *histogram_json(const apa_histogram *h)
         json_array_append_new(cos, json_integer((json_int_t)h->cos[i]));
         json_array_append_new(rel, json_integer((json_int_t)h->rel_l2[i]));
     }
-    return json_pack("{s:o,s:o,s:o}", "edges", edges, "one_minus_cos", cos, "rel_l2", rel);
+    return json_pack("{s:o,s:o,s:o,s:I}", "edges", edges, "one_minus_cos", cos, "rel_l2", rel, "truth_not_finite",
+                     (json_int_t)h->truth_not_finite);
 }
 
 void cli_diagnosis_json(const cli_diagnosis *d, json_t *object)
@@ -261,7 +273,7 @@ static void print_histogram(const apa_histogram *h)
             first = i < first ? i : first;
             last = i;
         }
-    if (h->pairs == 0)
+    if (h->pairs == h->truth_not_finite)
         return;
     printf("\n%-22s %10s %-40s %10s\n", "pairs from ... to under", "1 - cosine", "", "rel L2");
     for (int i = first; i <= last; i++) {

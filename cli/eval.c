@@ -174,6 +174,7 @@ static json_t *result_json(const eval_state *state, int i)
                   {"lt_0_9", e->lt_0_9},
                   {"lt_0", e->lt_0},
                   {"non_finite", e->non_finite},
+                  {"truth_not_finite", e->truth_not_finite},
                   {"repeats", state->evaluation_options.repeats},
                   {"threads", apa_context_threads(state->context)},
                   {"workspace_bytes", (int64_t)s->workspace_bytes}};
@@ -233,6 +234,25 @@ static json_t *all_json(const eval_state *state)
 
 /* ------------------------------------------------------------------------------- text */
 
+static void print_errors(const apa_error *e)
+{
+    if (e->pairs == e->truth_not_finite) {
+        printf("errors           none: the truth has a NaN or Inf in each of the %" PRId64 " pairs\n", e->pairs);
+        return;
+    }
+    printf("cosine           pooled %.9f   mean %.9f   min %.9f\n", e->pooled_cos, e->mean_cos, e->min_cos);
+    printf("  worst pair     batch %" PRId64 ", head %" PRId64 ", row %" PRId64 "\n", e->min_cos_pair[0],
+           e->min_cos_pair[1], e->min_cos_pair[2]);
+    printf("  pairs below    0.99: %" PRId64 "   0.9: %" PRId64 "   0: %" PRId64 "   not finite: %" PRId64 "\n",
+           e->lt_0_99, e->lt_0_9, e->lt_0, e->non_finite);
+    if (e->truth_not_finite > 0)
+        printf("  left out       truth not finite: %" PRId64 "\n", e->truth_not_finite);
+    printf("relative L2      all %.3e   worst pair %.3e (batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ")\n",
+           e->rel_l2, e->rel_l2_max, e->rel_l2_max_pair[0], e->rel_l2_max_pair[1], e->rel_l2_max_pair[2]);
+    printf("absolute         max %.3e   mean %.3e   LSE max %.3e\n", e->max_abs, e->mean_abs, e->lse_max_abs);
+    printf("norm ratio       %.6f ... %.6f\n", e->norm_ratio_min, e->norm_ratio_max);
+}
+
 static void print_one(const eval_state *state)
 {
     const apa_evaluation *r = &state->result[0];
@@ -240,15 +260,7 @@ static void print_one(const eval_state *state)
     const apa_statistics *s = &r->statistics;
     printf("method %s, engine %s (%s), %d threads, %" PRId64 " pairs against exact attention in double\n\n",
            state->names[0], s->engine, s->kernel, (int)apa_context_threads(state->context), e->pairs);
-    printf("cosine           pooled %.9f   mean %.9f   min %.9f\n", e->pooled_cos, e->mean_cos, e->min_cos);
-    printf("  worst pair     batch %" PRId64 ", head %" PRId64 ", row %" PRId64 "\n", e->min_cos_pair[0],
-           e->min_cos_pair[1], e->min_cos_pair[2]);
-    printf("  pairs below    0.99: %" PRId64 "   0.9: %" PRId64 "   0: %" PRId64 "   not finite: %" PRId64 "\n",
-           e->lt_0_99, e->lt_0_9, e->lt_0, e->non_finite);
-    printf("relative L2      all %.3e   worst pair %.3e (batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ")\n",
-           e->rel_l2, e->rel_l2_max, e->rel_l2_max_pair[0], e->rel_l2_max_pair[1], e->rel_l2_max_pair[2]);
-    printf("absolute         max %.3e   mean %.3e   LSE max %.3e\n", e->max_abs, e->mean_abs, e->lse_max_abs);
-    printf("norm ratio       %.6f ... %.6f\n", e->norm_ratio_min, e->norm_ratio_max);
+    print_errors(e);
     printf("tiles            hot %.2f %%   skipped %.2f %%   (candidates %.2f %%)\n", 100 * s->hot_share,
            100 * s->skip_share, s->visible > 0 ? 100.0 * (double)s->candidates / (double)s->visible : 0);
     if (s->lamp_sub_blocks > 0)
@@ -265,6 +277,9 @@ static void print_table(const eval_state *state)
            ", %s; %" PRId64 " pairs against exact attention in double; %d threads\n\n",
            p->q.shape[0], p->q.shape[1], p->k.shape[1], p->q.shape[2], p->k.shape[2], p->q.shape[3],
            apa_dtype_name(p->q.dtype), state->result[0].error.pairs, (int)apa_context_threads(state->context));
+    if (state->result[0].error.truth_not_finite > 0)
+        printf("truth not finite: %" PRId64 " of the pairs, left out of every figure\n\n",
+               state->result[0].error.truth_not_finite);
     /* Each method is timed against the exact method of its own engine in turns, so each row has an exact time of its
      * own. */
     printf("%-18s %11s %11s %11s %10s %10s %7s %7s %9s %12s %9s %9s  %s\n", "method", "pooled cos", "mean cos",
@@ -322,6 +337,8 @@ static int compute(eval_state *state)
         code = cli_context_create(options, &state->context);
     if (code == CLI_DONE)
         code = cli_inputs_load(options, &state->inputs);
+    if (code == CLI_DONE)
+        code = cli_pairs_check(options, &state->inputs);
     if (code == CLI_DONE)
         code = plan_all(state);
     if (code == CLI_DONE)

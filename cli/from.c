@@ -4,9 +4,12 @@
 
 #include "verdict_map.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define EXPECTED "expected what --json of apa eval or apa sweep wrote"
 
@@ -53,16 +56,15 @@ int cli_from_check_alone(const cli_options *o)
     return CLI_DONE;
 }
 
-int cli_from_check_out(const cli_options *options)
+int cli_from_check_out(const cli_options *options, const char *ending)
 {
     struct stat out, in;
     int code = cli_path_check(options, "--out", options->out);
-    if (code != CLI_DONE || stat(options->out, &out) != 0 || !S_ISREG(out.st_mode))
-        return code;
-    for (int i = 0; i < options->from_count; i++)
+    const bool there = code == CLI_DONE && stat(options->out, &out) == 0 && S_ISREG(out.st_mode);
+    for (int i = 0; i < options->from_count && there; i++)
         if (stat(options->froms[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
             return cli_complain(CLI_MISUSE, "--out: %s: is the input of --from, expected another file", options->out);
-    return CLI_DONE;
+    return code == CLI_DONE ? cli_ending_check("--out", options->out, ending) : code;
 }
 
 static bool is_text(const json_t *object, const char *key)
@@ -112,12 +114,28 @@ static int check_evals(const char *path, const json_t *evals)
     return code;
 }
 
+/* A regular file, opened; without waiting for the writer of a pipe. */
+static int open_regular(const char *path, int *descriptor)
+{
+    struct stat info;
+    *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*descriptor < 0)
+        return cli_complain(CLI_MISUSE, "--from: %s: cannot be opened: %s, " EXPECTED, path, strerror(errno));
+    if (fstat(*descriptor, &info) == 0 && S_ISREG(info.st_mode))
+        return CLI_DONE;
+    close(*descriptor);
+    return cli_complain(CLI_MISUSE, "--from: %s: is %s, expected a regular file", path,
+                        S_ISDIR(info.st_mode) ? "a directory" : "a pipe or device");
+}
+
 int cli_from_load(const char *path, cli_from_kind *kind, json_t **value)
 {
     json_error_t error;
-    *value = json_load_file(path, 0, &error);
-    if (*value == NULL && error.line < 0)
-        return cli_complain(CLI_MISUSE, "--from: %s: cannot be read, " EXPECTED, path);
+    int descriptor, opened = open_regular(path, &descriptor);
+    if (opened != CLI_DONE)
+        return opened;
+    *value = json_loadfd(descriptor, 0, &error);
+    close(descriptor);
     if (*value == NULL)
         return cli_complain(CLI_MISUSE, "--from: %s: no JSON (line %d: %s), " EXPECTED, path, error.line, error.text);
     *kind = CLI_FROM_EVAL;

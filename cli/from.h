@@ -18,7 +18,7 @@ int cli_from_check_alone(const cli_options *options);
 bool cli_from_has_inputs(const cli_options *options);
 
 /* --out: a place to write to, and none of the inputs or --from files. */
-int cli_from_check_out(const cli_options *options);
+int cli_from_check_out(const cli_options *options, const char *ending);
 
 /* The part of a path after the last slash. */
 const char *cli_base_name(const char *path);

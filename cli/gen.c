@@ -12,6 +12,20 @@
 /* "DIR/q.npy" and its fellows are at most this much longer than DIR. */
 #define NAME_ROOM 8
 
+/* The three files in a folder that is there. */
+static int check_places(const cli_options *options)
+{
+    char path[CLI_PATH];
+    int code = CLI_DONE;
+    if (strlen(options->out) + NAME_ROOM >= sizeof path)
+        return cli_complain(CLI_MISUSE, "--out: the path is too long");
+    for (int i = 0; i < 3 && code == CLI_DONE; i++) {
+        snprintf(path, sizeof path, "%s/%c.npy", options->out, "qkv"[i]);
+        code = cli_path_check(options, "--out", path);
+    }
+    return code;
+}
+
 static int check_options(const cli_options *options)
 {
     if (options->kind == NULL)
@@ -24,9 +38,11 @@ static int check_options(const cli_options *options)
     if (cli_type(dtype) == 0)
         return cli_complain(CLI_MISUSE, "--dtype: \"%s\", expected f16, f32 or f64", dtype);
     struct stat info;
-    if (stat(options->out, &info) == 0 && !S_ISDIR(info.st_mode))
+    if (stat(options->out, &info) != 0)
+        return CLI_DONE;
+    if (!S_ISDIR(info.st_mode))
         return cli_complain(CLI_MISUSE, "--out: %s: is a file, expected a folder", options->out);
-    return CLI_DONE;
+    return check_places(options);
 }
 
 /* Makes the folder and those above it. *made: the folder itself was not there before. */

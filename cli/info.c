@@ -44,6 +44,18 @@ static int describe_file(const cli_options *options, const char *option, const c
     return CLI_DONE;
 }
 
+/* What the file is read as goes by its name, as everywhere else; --dump is for files that are named otherwise. */
+static int check_ending(const char *option, const char *path, bool dump)
+{
+    const size_t n = strlen(path);
+    const bool array = (n > 4 && strcmp(path + n - 4, ".npy") == 0) || strstr(path, ".safetensors") != NULL;
+    if (array == !dump)
+        return CLI_DONE;
+    return cli_complain(CLI_MISUSE, "%s: %s: %s", option, path,
+                        dump ? "named as arrays are, expected a QKV dump"
+                             : "ending not known, expected .npy, .safetensors or .safetensors:NAME");
+}
+
 static int describe_files(const cli_options *options)
 {
     const struct {
@@ -51,6 +63,9 @@ static int describe_files(const cli_options *options)
     } file[4] = {{"--q", options->q}, {"--k", options->k}, {"--v", options->v}, {"--dump", options->dump}};
     json_t *list = json_array();
     int code = CLI_DONE;
+    for (int i = 0; i < 4 && code == CLI_DONE; i++)
+        if (file[i].path != NULL)
+            code = check_ending(file[i].option, file[i].path, i == 3);
     for (int i = 0; i < 4 && code == CLI_DONE; i++)
         if (file[i].path != NULL)
             code = describe_file(options, file[i].option, file[i].path, list);

@@ -47,6 +47,19 @@ static int read_dump(const cli_options *options, cli_inputs *inputs)
     return CLI_DONE;
 }
 
+/* What can be said of an array alone, before it is compared with another. */
+static int check_array(const cli_options *options, const char *option, const char *path, const apa_array *array)
+{
+    char message[256];
+    apa_tensor tensor;
+    if (apa_array_tensor(array, options->layout != NULL && strcmp(options->layout, "nhd") == 0, &tensor, message,
+                         sizeof message) != APA_STATUS_OK)
+        return cli_complain(CLI_MISUSE, "%s: %s: %s", option, path, message);
+    if (array->type == APA_ARRAY_BOOL)
+        return cli_complain(CLI_MISUSE, "%s: %s: dtype bool, expected f16, bf16, f32 or f64", option, path);
+    return CLI_DONE;
+}
+
 static int read_files(const cli_options *options, cli_inputs *inputs)
 {
     const struct {
@@ -58,9 +71,11 @@ static int read_files(const cli_options *options, cli_inputs *inputs)
             return cli_complain(CLI_MISUSE, "%s: not given, expected --q, --k and --v, or --dump", file[i].option);
     for (int i = 0; i < 3; i++) {
         int code = cli_array_read(file[i].option, file[i].path, file[i].array);
+        if (code == CLI_DONE)
+            code = check_array(options, file[i].option, file[i].path, file[i].array);
         if (code != CLI_DONE)
             return code;
-        if (file[i].array->type != file[0].array->type && file[i].array->type != APA_ARRAY_BOOL)
+        if (file[i].array->type != file[0].array->type)
             return cli_complain(CLI_MISUSE, "%s: %s: dtype %s, expected that of --q, %s", file[i].option, file[i].path,
                                 apa_dtype_name((apa_dtype)file[i].array->type),
                                 apa_dtype_name((apa_dtype)file[0].array->type));
@@ -159,6 +174,30 @@ int cli_inputs_generate(const cli_options *options, cli_inputs *inputs)
     if (code != CLI_DONE)
         cli_inputs_free(inputs);
     return code;
+}
+
+int cli_files_alone(const cli_options *o)
+{
+    const char *beside = o->shape_text != NULL ? "--shape"
+                         : o->kind != NULL     ? "--kind"
+                         : o->dtype != NULL    ? "--dtype"
+                         : o->seeded           ? "--seed"
+                                               : NULL;
+    if (beside == NULL)
+        return CLI_DONE;
+    return cli_complain(CLI_MISUSE, "%s: found beside files of inputs, expected one or the other", beside);
+}
+
+int cli_pairs_check(const cli_options *options, const cli_inputs *inputs)
+{
+    const int64_t *q = inputs->problem.q.shape;
+    if (q[0] > 0 && q[1] > 0 && q[2] > 0)
+        return CLI_DONE;
+    return cli_complain(CLI_MISUSE,
+                        "%s: %s: batch %" PRId64 ", %" PRId64 " heads, %" PRId64
+                        " queries: nothing to compare, expected at least 1 of each",
+                        options->dump != NULL ? "--dump" : "--q", options->dump != NULL ? options->dump : options->q,
+                        q[0], q[1], q[2]);
 }
 
 void cli_inputs_free(cli_inputs *inputs)

@@ -40,14 +40,14 @@ static const subcommand *find(const char *name)
     return NULL;
 }
 
-static void print_usage(FILE *to)
+static void print_usage(void)
 {
-    fprintf(to, "usage: apa COMMAND [options]\n\n");
+    printf("usage: apa COMMAND [options]\n\n");
     for (size_t i = 0; i < SUBCOMMANDS; i++)
-        fprintf(to, "  %-6s %s\n         %s\n", subcommands[i].name, subcommands[i].about, subcommands[i].usage);
-    fprintf(to, "  help   this text; apa COMMAND --help lists a command's options\n\n"
-                "Arrays are .npy (f16, f32, f64), FILE.safetensors:NAME (bf16 too), or a QKV dump (--dump).\n"
-                "Exit status: 0 done, 2 a mistake in the call or its files, 1 anything else.\n");
+        printf("  %-6s %s\n         %s\n", subcommands[i].name, subcommands[i].about, subcommands[i].usage);
+    printf("  help   this text; apa COMMAND --help lists a command's options\n\n"
+           "Arrays are .npy (f16, f32, f64), FILE.safetensors:NAME (bf16 too), or a QKV dump (--dump).\n"
+           "Exit status: 0 done, 2 a mistake in the call or its files, 1 anything else.\n");
 }
 
 static int print_help(const subcommand *command)
@@ -72,7 +72,7 @@ static int print_help(const subcommand *command)
 static int help(int argc, char **argv)
 {
     if (argc == 0) {
-        print_usage(stdout);
+        print_usage();
         return CLI_DONE;
     }
     const subcommand *command = find(argv[0]);
@@ -84,10 +84,8 @@ static int help(int argc, char **argv)
 
 static int dispatch(int argc, char **argv)
 {
-    if (argc < 2) {
-        print_usage(stderr);
-        return CLI_MISUSE;
-    }
+    if (argc < 2)
+        return cli_complain(CLI_MISUSE, "no command, expected run, eval, sweep, report, map, bench, gen, info or help");
     const char *name = argv[1];
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return help(argc - 2, argv + 2);

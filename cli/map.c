@@ -143,8 +143,8 @@ static void title_of(const cli_map_head *head, bool batches, char *title, size_t
 static void arrange(const cli_map *map, int64_t head, layout *l)
 {
     memset(l, 0, sizeof *l);
-    l->first = head >= 0 ? head : 0;
-    l->panels = head >= 0 ? 1 : map->count;
+    l->first = head != CLI_ALL_HEADS ? head : 0;
+    l->panels = head != CLI_ALL_HEADS ? 1 : map->count;
     while (l->columns * l->columns < l->panels)
         l->columns++;
     l->lines = up(l->panels, l->columns);
@@ -260,7 +260,7 @@ static int check(const cli_options *options)
     if (options->from_count == 0 && !inputs)
         return cli_complain(CLI_MISUSE, "--from: not given, expected --from FILE, or --dump, or --q, --k and --v");
     int code = options->from_count > 0 ? cli_from_check_alone(options) : CLI_DONE;
-    return code == CLI_DONE ? cli_from_check_out(options) : code;
+    return code == CLI_DONE ? cli_from_check_out(options, ".png") : code;
 }
 
 static int check_map(const cli_options *options, const cli_map *map)
@@ -269,7 +269,7 @@ static int check_map(const cli_options *options, const cli_map *map)
         return cli_complain(CLI_MISUSE,
                             "--out: nothing to draw: %" PRId64 " heads, %" PRId64 " queries, %" PRId64 " keys",
                             map->count, map->rows, map->keys);
-    if (options->head >= map->count)
+    if (options->head != CLI_ALL_HEADS && (options->head < 0 || options->head >= map->count))
         return cli_complain(CLI_MISUSE, "--head: %" PRId64 ", expected 0 ... %" PRId64, options->head, map->count - 1);
     return CLI_DONE;
 }

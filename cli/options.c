@@ -45,7 +45,7 @@ static const option_row rows[] = {
     {"--from", "FILE", SOURCE, 0, 0, 0, CLI_MAP, "JSON of apa eval --map, instead of inputs"},
     {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_REPORT, "the page, .html: one file that needs no other"},
     {"--out", "FILE", TEXT, AT(out), 0, 0, CLI_MAP, "the picture, .png"},
-    {"--head", "N", INTEGER, AT(head), 0, INT64_MAX, CLI_MAP,
+    {"--head", "N", INTEGER, AT(head), CLI_ALL_HEADS + 1, INT64_MAX, CLI_MAP,
      "one head alone (of batch b and query head h: b*Hq + h); default all"},
     {"--out-dtype", "f16|f32|f64", TEXT, AT(out_dtype), 0, 0, CLI_RUN, "type of the output; default f32"},
     {"--lse", "FILE", TEXT, AT(lse), 0, 0, CLI_RUN, "log of the sum of exponentials, .npy [B,H,S]"},
@@ -122,7 +122,8 @@ static const option_row *find_row(const char *argument, int command)
     return NULL;
 }
 
-/* All of text is one number. Spaces and hexadecimal forms are no numbers here; inf is, where the library takes it. */
+/* All of text is one number of the range of a double. Spaces and hexadecimal forms are no numbers here; inf is, where
+ * the library takes it. */
 static bool parse_number(const char *text, double *value)
 {
     char *end;
@@ -130,7 +131,7 @@ static bool parse_number(const char *text, double *value)
         return false;
     errno = 0;
     *value = strtod(text, &end);
-    return *end == '\0' && !isnan(*value) && !(errno == ERANGE && isinf(*value));
+    return *end == '\0' && !isnan(*value) && !(errno == ERANGE && (isinf(*value) || *value == 0));
 }
 
 static bool parse_integer(const char *text, size_t length, int64_t *value)
@@ -174,7 +175,7 @@ static int store(cli_options *options, const option_row *row, char *value)
         return CLI_DONE;
     case NUMBER:
         if (!parse_number(value, at))
-            return cli_complain(CLI_MISUSE, "%s: \"%s\", expected a number", row->name, value);
+            return cli_complain(CLI_MISUSE, "%s: \"%s\", expected a number that a double can hold", row->name, value);
         return CLI_DONE;
     case INTEGER:
         if (!parse_integer(value, strlen(value), at) || *(int64_t *)at < row->low || *(int64_t *)at > row->high)
@@ -231,6 +232,19 @@ static int parse_texts(cli_options *options)
     return CLI_DONE;
 }
 
+static const char *name_of(int command)
+{
+    static const struct {
+        int command;
+        const char *name;
+    } of[] = {{CLI_RUN, "run"}, {CLI_EVAL, "eval"},   {CLI_SWEEP, "sweep"}, {CLI_REPORT, "report"},
+              {CLI_MAP, "map"}, {CLI_BENCH, "bench"}, {CLI_GEN, "gen"},     {CLI_INFO, "info"}};
+    size_t i = 0;
+    while (of[i].command != command && i + 1 < sizeof of / sizeof of[0])
+        i++;
+    return of[i].name;
+}
+
 static int parse_arguments(cli_options *options, int command, int argc, char **argv)
 {
     int code = CLI_DONE;
@@ -243,7 +257,8 @@ static int parse_arguments(cli_options *options, int command, int argc, char **a
         }
         const option_row *row = find_row(strcmp(argv[i], "-h") == 0 ? "--help" : argv[i], command);
         if (row == NULL)
-            return cli_complain(CLI_MISUSE, "%s: no such option here; apa COMMAND --help lists them", argv[i]);
+            return cli_complain(CLI_MISUSE, "%s: no such option here; apa %s --help lists them", argv[i],
+                                name_of(command));
         char *value = strchr(argv[i], '=');
         if (row->takes == NULL && value != NULL)
             return cli_complain(CLI_MISUSE, "%s: takes no value, found \"%s\"", row->name, value + 1);
@@ -263,14 +278,16 @@ int cli_options_parse(cli_options *options, int command, int argc, char **argv)
     options->q_offset = APA_Q_OFFSET_DEFAULT;
     options->window[0] = options->window[1] = -1;
     options->causal = 1;
-    options->seed = 1;
-    options->head = -1;
+    options->seed = -1;
+    options->head = CLI_ALL_HEADS;
     options->sets = calloc((size_t)argc + 1, sizeof *options->sets);
     options->overs = calloc((size_t)argc + 1, sizeof *options->overs);
     options->froms = calloc((size_t)argc + 1, sizeof *options->froms);
     if (options->sets == NULL || options->overs == NULL || options->froms == NULL)
         return cli_complain(CLI_FAILED, "no memory for the options");
     int code = parse_arguments(options, command, argc, argv);
+    options->seeded = options->seed >= 0;
+    options->seed = options->seeded ? options->seed : 1;
     return code != CLI_DONE || options->help ? code : parse_texts(options);
 }
 

@@ -25,7 +25,7 @@ static int check(const cli_options *options)
         return cli_complain(CLI_MISUSE, "--method: found without inputs to run on, expected it beside --dump or --q, "
                                         "--k and --v");
     int code = inputs ? CLI_DONE : cli_from_check_alone(options);
-    return code == CLI_DONE ? cli_from_check_out(options) : code;
+    return code == CLI_DONE ? cli_from_check_out(options, ".html") : code;
 }
 
 /* A file's name may be any bytes; where it is no UTF-8, what is not ASCII becomes a question mark. */

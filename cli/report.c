@@ -1,83 +1,47 @@
 /* What comes out: files, JSON, progress, order statistics. */
 #include "cli.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------------- files */
 
-/* An output that is one of the inputs would replace it. */
-static int check_not_input(const cli_options *options, const char *option, const char *path)
-{
-    const char *const input[] = {options->q,    options->k,     options->v,    options->dump,
-                                 options->bias, options->alibi, options->sinks};
-    static const char *const name[] = {"--q", "--k", "--v", "--dump", "--bias", "--alibi", "--sinks"};
-    struct stat out, in;
-    if (stat(path, &out) != 0 || !S_ISREG(out.st_mode))
-        return CLI_DONE;
-    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
-        if (input[i] != NULL && stat(input[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-            return cli_complain(CLI_MISUSE, "%s: %s: is the input of %s, expected another file", option, path, name[i]);
-    return CLI_DONE;
-}
-
-int cli_path_check(const cli_options *options, const char *option, const char *path)
-{
-    struct stat info;
-    if (path == NULL || strcmp(path, "-") == 0)
-        return CLI_DONE;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return cli_complain(CLI_MISUSE, "%s: %s: is a directory, expected a file name", option, path);
-    int code = check_not_input(options, option, path);
-    if (code != CLI_DONE)
-        return code;
-    char folder[4096] = ".";
-    const char *slash = strrchr(path, '/');
-    const size_t length = slash == NULL ? 0 : slash == path ? 1 : (size_t)(slash - path);
-    if (length >= sizeof folder)
-        return cli_complain(CLI_MISUSE, "%s: the path is too long", option);
-    if (length > 0) {
-        memcpy(folder, path, length);
-        folder[length] = '\0';
-    }
-    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
-        return cli_complain(CLI_MISUSE, "%s: %s: no folder \"%s\", expected one to write to", option, path, folder);
-    const int refused = access(folder, W_OK | X_OK) != 0 ? errno : 0;
-    if (refused != 0 && !(stat(path, &info) == 0 && !S_ISREG(info.st_mode)))
-        return cli_complain(CLI_MISUSE, "%s: %s: folder \"%s\" cannot be written to: %s", option, path, folder,
-                            strerror(refused));
-    return CLI_DONE;
-}
-
 static volatile sig_atomic_t caught;
 
+/* A call that waits for a pipe ends with EINTR. One that begins just after the signal would not: the alarm, which comes
+ * here too, goes off every second until the writer is through. */
 static void remember(int signal_number)
 {
-    caught = signal_number;
+    if (caught == 0)
+        caught = signal_number;
+    alarm(1);
 }
 
 int cli_files_write(const apa_output_file *files, size_t count)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction hold, before[3];
+    enum { HELD = 4, SIGNALS = 5 };
+    static const int signals[SIGNALS] = {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGPIPE};
+    struct sigaction hold, ignore, before[SIGNALS];
     memset(&hold, 0, sizeof hold);
-    hold.sa_handler = remember;
-    hold.sa_flags = SA_RESTART;
     sigemptyset(&hold.sa_mask);
-    for (int i = 0; i < 3; i++) {
+    ignore = hold;
+    hold.sa_handler = remember;
+    ignore.sa_handler = SIG_IGN; /* SIGPIPE: a reader that has gone is an error of write() */
+    for (int i = 0; i < SIGNALS; i++) {
         sigaction(signals[i], NULL, &before[i]);
-        if (before[i].sa_handler != SIG_IGN) /* nohup stays nohup */
+        if (i >= HELD)
+            sigaction(signals[i], &ignore, NULL);
+        else if (before[i].sa_handler != SIG_IGN || signals[i] == SIGALRM) /* nohup stays nohup */
             sigaction(signals[i], &hold, NULL);
     }
     char message[512];
     apa_status status = apa_files_write(files, count, message, sizeof message);
-    for (int i = 0; i < 3; i++)
+    alarm(0);
+    for (int i = 0; i < SIGNALS; i++)
         sigaction(signals[i], &before[i], NULL);
     if (caught != 0)
         raise(caught);

@@ -28,6 +28,8 @@ static int check_options(const cli_options *options)
     for (int i = 0; i < 3 && code == CLI_DONE; i++)
         code = cli_path_check(options, name[i], path[i]);
     for (int i = 0; i < 2 && code == CLI_DONE; i++)
+        code = cli_ending_check(name[i], path[i], ".npy");
+    for (int i = 0; i < 2 && code == CLI_DONE; i++)
         if (path[i] != NULL && strcmp(path[i], "-") == 0)
             code = cli_complain(CLI_MISUSE, "%s: - is for JSON alone, expected a file name", name[i]);
     for (int i = 1; i < 3 && code == CLI_DONE; i++)

@@ -254,6 +254,8 @@ int cli_sweep(const cli_options *options)
     if (code == CLI_DONE)
         code = cli_inputs_load(options, &state->inputs);
     if (code == CLI_DONE)
+        code = cli_pairs_check(options, &state->inputs);
+    if (code == CLI_DONE)
         code = plan_rows(state);
     if (code == CLI_DONE)
         code = run_rows(state);

@@ -97,10 +97,20 @@ static json_t *row_json(const sweep_state *state, const sweep_row *row)
     return object;
 }
 
+/* Pairs that are left out of every figure of every row. */
+static int64_t truth_not_finite(const sweep_state *state)
+{
+    for (int64_t i = 0; i < state->rows; i++)
+        if (ran(&state->row[i]))
+            return state->row[i].result.error.truth_not_finite;
+    return 0;
+}
+
 json_t *sweep_json(const sweep_state *state)
 {
     const apa_problem *p = &state->inputs.problem;
     json_t *rows = json_array(), *devices = json_array(), *knobs = json_array();
+    const int64_t lost = truth_not_finite(state);
     for (int64_t i = 0; i < state->rows; i++)
         json_array_append_new(rows, row_json(state, &state->row[i]));
     for (int d = 0; d < state->devices.count; d++)
@@ -108,11 +118,11 @@ json_t *sweep_json(const sweep_state *state)
                                                  state->devices.profile[d]->about));
     for (int a = 0; a < state->axes; a++)
         json_array_append_new(knobs, json_string(state->axis[a].text));
-    return json_pack("{s:o,s:s,s:b,s:I,s:i,s:s,s:o,s:o,s:o}", "shape", cli_json_problem_shape(p), "dtype",
+    return json_pack("{s:o,s:s,s:b,s:I,s:I,s:i,s:s,s:o,s:o,s:o}", "shape", cli_json_problem_shape(p), "dtype",
                      apa_dtype_name(p->q.dtype), "causal", p->causal, "pairs",
-                     (json_int_t)(p->q.shape[0] * p->q.shape[1] * p->q.shape[2]), "threads",
-                     (int)apa_context_threads(state->context), "isa", apa_context_isa(state->context), "knobs", knobs,
-                     "devices", devices, "rows", rows);
+                     (json_int_t)(p->q.shape[0] * p->q.shape[1] * p->q.shape[2]), "truth_not_finite", (json_int_t)lost,
+                     "threads", (int)apa_context_threads(state->context), "isa", apa_context_isa(state->context),
+                     "knobs", knobs, "devices", devices, "rows", rows);
 }
 
 /* ------------------------------------------------------------------------------- CSV */
@@ -215,6 +225,8 @@ void sweep_print(const sweep_state *state)
            apa_dtype_name(p->q.dtype));
     printf(
         "device columns: modelled prep + attention ms and ratio to exact there; * no row has less error for less\n\n");
+    if (truth_not_finite(state) > 0)
+        printf("truth not finite: %" PRId64 " of the pairs, left out of every figure\n\n", truth_not_finite(state));
     printf("%-*s", widest(state, -1), "method");
     for (int a = 0; a < state->axes; a++)
         printf("  %-*s", widest(state, a), state->axis[a].text);

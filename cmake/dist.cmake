@@ -69,13 +69,15 @@ set_target_properties(apa_dist_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVE
 # apa-mpi: options, inputs and reports are the command's own files.
 if(APA_COMMAND)
   file(GLOB apa_mpi_sources CONFIGURE_DEPENDS cli/dist/*.c)
-  file(GLOB apa_mpi_shared CONFIGURE_DEPENDS cli/common.c cli/inputs.c cli/machine.c cli/options.c cli/report.c cli/scores.c
-       cli/synthetic.c)
+  file(GLOB apa_mpi_shared CONFIGURE_DEPENDS cli/common.c cli/inputs.c cli/machine.c cli/options.c cli/place.c cli/report.c
+       cli/scores.c cli/synthetic.c)
   add_executable(apa_mpi_command ${apa_mpi_sources} ${apa_mpi_shared})
   set_target_properties(apa_mpi_command PROPERTIES OUTPUT_NAME apa-mpi)
   target_include_directories(apa_mpi_command PRIVATE cli)
   target_link_libraries(apa_mpi_command PRIVATE apa_dist_static PkgConfig::JANSSON)
   install(TARGETS apa_mpi_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-install(TARGETS apa_dist_static apa_dist_shared ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+set_target_properties(apa_dist_shared PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN") # libapa lies beside it
+set_target_properties(apa_dist_static PROPERTIES EXPORT_NAME dist_static)
+install(TARGETS apa_dist_static apa_dist_shared EXPORT apa-dist-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

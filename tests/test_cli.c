@@ -16,8 +16,7 @@ static void usage(void **unused)
     static const char *const helps[] = {"help",        "--help",    "-h",           "help run",
                                         "run --help",  "eval -h",   "bench --help", "gen --help",
                                         "info --help", "help info", "help sweep",   "sweep -h"};
-    assert_int_equal(command_run("%s", ""), 2);
-    assert_non_null(strstr(command_err, "usage: apa"));
+    command_fails(command_run("%s", ""), 2, "no command, expected run, eval");
     for (size_t i = 0; i < sizeof helps / sizeof helps[0]; i++) {
         command_works(command_run("%s", helps[i]));
         assert_non_null(strstr(command_out, "usage: apa"));
@@ -47,7 +46,11 @@ static void mistakes(void **unused)
         {"run " IN "--out x.npy --out-dtype f8", "--out-dtype: \"f8\", expected f16"},
         {"run " IN "--out x.npy --out-dtype f64 --engine cpu", "f64"},
         {"run " IN "--out x.npy extra", "\"extra\": not an option"},
-        {"run " IN "--out x.npy --colour", "--colour: no such option"},
+        {"run " IN "--out x.npy --colour", "--colour: no such option here; apa run --help lists them"},
+        {"report " IN "--out x.html --colour", "--colour: no such option here; apa report --help lists them"},
+        {"run " IN "--out x.npy --eps=inf", "apa: --eps: "},
+        {"run " IN "--out x.npy --eps 1e-400", "apa: --eps: \"1e-400\", expected a number"},
+        {"run " IN "--out x.npy --set eps=1e-400", "apa: --set: eps: "},
         {"run " IN "--out x.npy --shape 1,1,1,1,1,1", "--shape: no such option here"},
         {"run " IN "--out x.npy --causal=1", "--causal: takes no value, found \"1\""},
         {"run " IN "--out", "--out: nothing follows"},
@@ -94,7 +97,11 @@ static void mistakes(void **unused)
         {"run --dump in/q.npy --out x.npy", "--dump: in/q.npy: "},
         {"run --dump d.bin --q in/q.npy --out x.npy", "--dump: found --q beside it"},
         {"run --dump d.bin --layout hnd --out x.npy", "--layout: found beside --dump"},
-        {"eval " IN "--compare exact,best", "\"best\", expected one of"},
+        {"eval " IN "--compare exact,best", "--compare: \"best\", expected one of"},
+        {"sweep " IN "--over method=exact,best", "--over: \"best\", expected one of"},
+        {"sweep " IN "--method exact,best", "--method: \"best\", expected one of"},
+        {"eval " IN "--softcap 2 --worst 3", "--worst: found beside --softcap, expected one of the two"},
+        {"eval " IN "--bias in/k.npy --worst 3", "--worst: found beside --bias, expected one of the two"},
         {"eval " IN "--compare exact, --repeats 1", "--compare: \"\""},
         {"eval " IN "--compare exact --method apa", "--compare: found --method beside it"},
         {"eval " IN "--repeats 0", "--repeats: \"0\""},
@@ -108,6 +115,7 @@ static void mistakes(void **unused)
         {"bench --shape 1,2,1,8,8,8 --kind noise", "\"noise\", expected randn"},
         {"bench --shape 1,2,1,8,8,8 --dtype f64", "--dtype: \"f64\", expected f16, bf16 or f32"},
         {"bench " IN "--shape 1,2,1,8,8,8", "--shape: found beside files"},
+        {"bench " IN "--seed 1", "--seed: found beside files"},
         {"gen", "no kind given"},
         {"gen randn --shape 1,1,1,1,1,1", "--out: not given"},
         {"gen randn --out g", "--shape: not given"},
@@ -157,7 +165,7 @@ static void full_disk(void **unused)
     assert_int_equal(command_entries("."), before);
     assert_int_equal(mkdir("g", 0700), 0);
     assert_int_equal(mkdir("g/v.npy", 0700), 0);
-    command_fails(command_run("gen randn --out g --shape 1,1,1,4,4,4"), 1, "g/v.npy: is a directory");
+    command_fails(command_run("gen randn --out g --shape 1,1,1,4,4,4"), 2, "--out: g/v.npy: is a directory");
     assert_int_equal(command_entries("g"), 1);
     assert_int_equal(rmdir("g/v.npy"), 0);
     assert_int_equal(rmdir("g"), 0);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PAIRS (4 * 40)
 
@@ -355,13 +356,88 @@ static void default_eps(void **unused)
     json_decref(object);
 }
 
+/* An array of a type and shape, every element `value`. */
+static void write_filled(const char *path, apa_array_type type, int32_t dims, const int64_t *shape, double value)
+{
+    char message[256];
+    apa_array array;
+    assert_int_equal(apa_array_allocate(&array, type, dims, shape), APA_STATUS_OK);
+    for (int64_t i = 0; i < array.elements; i++)
+        apa_array_set_f64(&array, i, 1, &value);
+    assert_int_equal(apa_array_write_npy(path, &array, message, sizeof message), APA_STATUS_OK);
+    apa_array_free(&array);
+}
+
+/* Keys that are NaN make a truth that is none: no figure is perfect, and the pairs are counted. */
+static void no_truth(void **unused)
+{
+    (void)unused;
+    static const char *const none[] = {"pooled_cos", "mean_cos", "min_cos",        "rel_l2",        "rel_l2_max",
+                                       "max_abs",    "mean_abs", "norm_ratio_min", "norm_ratio_max"};
+    static const int64_t bias[2] = {40, 70};
+    apa_array k = command_load("in/k.npy");
+    write_filled("k.npy", k.type, k.dims, k.shape, NAN);
+    write_filled("bias.npy", APA_ARRAY_F32, 2, bias, NAN);
+    static const char *const calls[] = {"--q in/q.npy --k k.npy --v in/v.npy --histogram --per-head --worst 2",
+                                        IN "--bias bias.npy --histogram --per-head"};
+    for (int i = 0; i < 2; i++) {
+        command_works(command_run("eval %s", calls[i]));
+        assert_non_null(strstr(command_out, "errors           none: the truth has a NaN or Inf in each of the 160"));
+        assert_null(strstr(command_out, "1.000000"));
+        command_works(command_run("eval %s --json -", calls[i]));
+        json_t *object = command_parse(command_out);
+        assert_int_equal(command_number(object, "pairs"), 160);
+        assert_int_equal(command_number(object, "truth_not_finite"), 160);
+        assert_int_equal(command_number(object, "lt_0_99") + command_number(object, "non_finite"), 0);
+        for (size_t j = 0; j < sizeof none / sizeof none[0]; j++)
+            assert_true(json_is_null(json_object_get(object, none[j])));
+        assert_int_equal(json_array_size(json_object_get(object, "worst")), 0);
+        assert_int_equal(command_number(json_object_get(object, "histogram"), "truth_not_finite"), 160);
+        assert_int_equal(command_number(json_array_get(json_object_get(object, "heads"), 3), "truth_not_finite"), 40);
+        json_decref(object);
+    }
+    command_works(command_run("report --q in/q.npy --k k.npy --v in/v.npy --out none.html"));
+    command_works(command_run("sweep --q in/q.npy --k k.npy --v in/v.npy --over eps=0.1 --json -"));
+    json_t *sweep = command_parse(command_out);
+    assert_int_equal(command_number(sweep, "truth_not_finite"), 160);
+    json_decref(sweep);
+    /* the last key alone: the last row of each head sees it */
+    const double nan = NAN;
+    for (int64_t head = 0; head < k.shape[1]; head++)
+        apa_array_set_f64(&k, (head + 1) * k.shape[2] * k.shape[3] - 1, 1, &nan);
+    char message[256];
+    assert_int_equal(apa_array_write_npy("k.npy", &k, message, sizeof message), APA_STATUS_OK);
+    apa_array_free(&k);
+    command_works(command_run("eval --q in/q.npy --k k.npy --v in/v.npy"));
+    assert_non_null(strstr(command_out, "truth not finite: 4\n"));
+    assert_int_equal(system("rm k.npy bias.npy none.html"), 0);
+}
+
+/* Nothing to compare, and arrays that can be no queries: the mistake is the queries'. */
+static void no_queries(void **unused)
+{
+    (void)unused;
+    static const int64_t shape[4] = {1, 4, 0, 48}, full[4] = {1, 4, 40, 48};
+    write_filled("q.npy", APA_ARRAY_F16, 4, shape, 0);
+    static const char *const commands[] = {"eval", "sweep --over eps=1,2", "report --out x.html"};
+    for (int i = 0; i < 3; i++)
+        command_fails(command_run("%s --q q.npy --k in/k.npy --v in/v.npy", commands[i]), 2,
+                      "--q: q.npy: batch 1, 4 heads, 0 queries: nothing to compare");
+    write_filled("q.npy", APA_ARRAY_BOOL, 4, full, 1);
+    command_fails(command_run("eval --q q.npy --k in/k.npy --v in/v.npy"), 2, "--q: q.npy: array of bool");
+    write_filled("q.npy", APA_ARRAY_F64, 0, full, 1);
+    command_fails(command_run("eval --q q.npy --k in/k.npy --v in/v.npy"), 2, "--q: q.npy: 0 dimensions");
+    assert_int_equal(unlink("q.npy"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worst),       cmocka_unit_test(histogram_and_heads),
         cmocka_unit_test(attribution), cmocka_unit_test(grid),
         cmocka_unit_test(corners),     cmocka_unit_test(mistakes),
-        cmocka_unit_test(default_eps),
+        cmocka_unit_test(default_eps), cmocka_unit_test(no_truth),
+        cmocka_unit_test(no_queries),
     };
     return cmocka_run_group_tests(tests, command_setup, command_teardown);
 }

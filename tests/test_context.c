@@ -4,9 +4,12 @@
 #include "apa/apa.h"
 #include "support/levels.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static apa_status create(apa_context **context, int32_t threads, const char *isa)
@@ -276,6 +279,53 @@ static void parallel(void **state)
     }
 }
 
+/* In a child: memory for two more stacks and no third one. Exit status: threads of the context, 0 on a failure. */
+static void with_few_stacks(int32_t wanted)
+{
+    unsigned char seen[100] = {0};
+    pthread_attr_t attributes;
+    size_t stack = 0;
+    long pages = 0;
+    apa_context *context;
+    FILE *file = fopen("/proc/self/statm", "r");
+    alarm(30); /* it hung here, once */
+    if (file == NULL || fscanf(file, "%ld", &pages) != 1 || pthread_attr_init(&attributes) != 0 ||
+        pthread_attr_getstacksize(&attributes, &stack) != 0)
+        _exit(0);
+    fclose(file);
+    const rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (rlim_t)stack * 5 / 2;
+    const struct rlimit limit = {most, most};
+    if (setrlimit(RLIMIT_AS, &limit) != 0 || create(&context, wanted, NULL) != APA_STATUS_OK)
+        _exit(0);
+    apa_context_parallel(context, mark, seen, 100);
+    for (int i = 0; i < 100; i++)
+        if (seen[i] != 1)
+            _exit(0);
+    const int threads = apa_context_threads(context);
+    apa_context_destroy(context);
+    _exit(threads);
+}
+
+/* Where the system does not let all threads be, there are fewer, and the work is done. */
+static void few_threads(void **state)
+{
+    (void)state;
+    apa_context *context;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        with_few_stacks(4096);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(create(&context, 4096, NULL), APA_STATUS_OK);
+    const int32_t most = apa_context_threads(context); /* four a core */
+    apa_context_destroy(context);
+    print_message("%d threads where there may be %d\n", WEXITSTATUS(status), (int)most);
+    assert_in_range(WEXITSTATUS(status), 1, 3);
+    assert_true(most > 3);
+}
+
 static void aligned_memory(void **state)
 {
     (void)state;
@@ -296,6 +346,7 @@ static void aligned_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(few_threads), /* first: stacks of threads that have ended are kept for others */
         cmocka_unit_test(options_start), cmocka_unit_test(defaults), cmocka_unit_test(threads),
         cmocka_unit_test(bad_arguments), cmocka_unit_test(levels),   cmocka_unit_test(environment),
         cmocka_unit_test(messages),      cmocka_unit_test(refusals), cmocka_unit_test(names),

@@ -105,8 +105,7 @@ static void zeros(void **unused)
     assert_int_equal(e.lt_0, 0);
     e = measure(zero, zero, 1, 0, 2); /* no pairs */
     assert_int_equal(e.pairs, 0);
-    near(e.mean_cos, 1, 0);
-    near(e.mean_abs, 0, 0);
+    assert_true(isnan(e.mean_cos) && isnan(e.min_cos) && isnan(e.rel_l2) && isnan(e.mean_abs)); /* none, not perfect */
     assert_int_equal(e.min_cos_pair[0], -1);
 }
 
@@ -124,15 +123,59 @@ static void non_finite(void **unused)
         assert_int_equal(e.min_cos_pair[2], i == 0 ? 1 : 0);
         assert_int_equal(e.lt_0, 1);
         assert_true(isinf(e.rel_l2) && isinf(e.rel_l2_max) && isinf(e.max_abs) && isinf(e.mean_abs));
-        e = measure(bad[i], bad[i], 1, 2, 2); /* the truth says so, too */
-        assert_int_equal(e.non_finite, 0);
-        near(e.min_cos, 1, 1e-15);
-        near(e.rel_l2, 0, 0);
-        e = measure(fine, bad[i], 1, 2, 2); /* hidden: as wrong as can be, but it is the truth that is not finite */
-        assert_int_equal(e.non_finite, 0);
-        near(e.min_cos, -1, 0);
-        assert_true(isinf(e.rel_l2_max));
+        assert_int_equal(e.truth_not_finite, 0);
+        for (int same = 0; same < 2; same++) { /* without a truth a pair is neither perfect nor wrong: it is left out */
+            const double half[4] = {0.5, 1, 1.5, 2}, *x = same ? bad[i] : half;
+            e = measure(x, bad[i], 1, 2, 2);
+            assert_int_equal(e.pairs, 2);
+            assert_int_equal(e.truth_not_finite, 1);
+            assert_int_equal(e.non_finite, 0);
+            assert_int_equal(e.min_cos_pair[2], i);
+            assert_int_equal(e.rel_l2_max_pair[2], i);
+            assert_int_equal(e.lt_0_99, 0);
+            near(e.min_cos + e.mean_cos + e.pooled_cos, 3, 1e-15);
+            near(e.rel_l2, same ? 0 : 0.5, 1e-15);
+            near(e.rel_l2_max, same ? 0 : 0.5, 1e-15);
+            near(e.max_abs, same ? 0 : i == 0 ? 1 : 2, 1e-15);
+            near(e.mean_abs, same ? 0 : i == 0 ? 0.75 : 1.75, 1e-15);
+            near(e.norm_ratio_min, same ? 1 : 0.5, 1e-15);
+        }
     }
+}
+
+/* Where no pair has a truth there is no figure, and none of many blocks hides one. */
+static void truth_not_finite(void **unused)
+{
+    (void)unused;
+    enum { PAIRS = 400 };
+    double x[2 * PAIRS], y[2 * PAIRS];
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        x[i] = 1;
+        y[i] = NAN;
+    }
+    apa_error e = measure(x, y, 1, PAIRS, 2);
+    assert_int_equal(e.truth_not_finite, PAIRS);
+    assert_int_equal(e.lt_0_99 + e.non_finite, 0);
+    assert_int_equal(e.min_cos_pair[2] + e.rel_l2_max_pair[2], -2);
+    assert_true(isnan(e.pooled_cos) && isnan(e.mean_cos) && isnan(e.min_cos) && isnan(e.rel_l2));
+    assert_true(isnan(e.rel_l2_max) && isnan(e.max_abs) && isnan(e.mean_abs));
+    assert_true(isnan(e.norm_ratio_min) && isnan(e.norm_ratio_max));
+    y[2 * 333] = 1; /* the third block's; one value alone is no truth of a pair */
+    assert_int_equal(measure(x, y, 1, PAIRS, 2).truth_not_finite, PAIRS);
+    y[2 * 333 + 1] = -1;
+    e = measure(x, y, 1, PAIRS, 2);
+    assert_int_equal(e.truth_not_finite, PAIRS - 1);
+    assert_int_equal(e.min_cos_pair[2], 333);
+    near(e.min_cos, 0, 1e-15);
+    near(e.mean_cos, 0, 1e-15);
+    near(e.rel_l2, sqrt(2), 1e-15);
+    x[0] = NAN; /* beside a truth that is none */
+    assert_int_equal(measure(x, y, 1, PAIRS, 2).non_finite, 0);
+    x[2 * 333] = NAN;
+    e = measure(x, y, 1, PAIRS, 2);
+    assert_int_equal(e.non_finite, 1);
+    near(e.mean_cos, -1, 0);
+    assert_true(isinf(e.rel_l2));
 }
 
 /* Squares of these leave the range of a double. */
@@ -168,7 +211,10 @@ static void lse_differences(void **unused)
                      x = apa_tensor_hnd(a, APA_DTYPE_F64, 1, 2, 2, 1), y = apa_tensor_hnd(b, APA_DTYPE_F64, 1, 2, 2, 1);
     assert_int_equal(apa_error_measure(context, &o, &x, &o, &y, &e), APA_STATUS_OK);
     near(e.lse_max_abs, 0.25, 0);
-    a[3] = 0; /* against NaN */
+    a[3] = 0; /* against NaN: no truth to compare with */
+    assert_int_equal(apa_error_measure(context, &o, &x, &o, &y, &e), APA_STATUS_OK);
+    near(e.lse_max_abs, 0.25, 0);
+    a[0] = NAN; /* against a number */
     assert_int_equal(apa_error_measure(context, &o, &x, &o, &y, &e), APA_STATUS_OK);
     assert_true(isinf(e.lse_max_abs) && e.lse_max_abs > 0);
     const apa_tensor wrong = apa_tensor_hnd(a, APA_DTYPE_F64, 1, 1, 4, 1), none = {0};
@@ -391,16 +437,10 @@ static int stop(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(by_hand),
-        cmocka_unit_test(first_of_equals),
-        cmocka_unit_test(zeros),
-        cmocka_unit_test(non_finite),
-        cmocka_unit_test(extreme_magnitudes),
-        cmocka_unit_test(lse_differences),
-        cmocka_unit_test(layouts_and_threads),
-        cmocka_unit_test(truth),
-        cmocka_unit_test(evaluations),
-        cmocka_unit_test(own_outputs),
+        cmocka_unit_test(by_hand),         cmocka_unit_test(first_of_equals),     cmocka_unit_test(zeros),
+        cmocka_unit_test(non_finite),      cmocka_unit_test(truth_not_finite),    cmocka_unit_test(extreme_magnitudes),
+        cmocka_unit_test(lse_differences), cmocka_unit_test(layouts_and_threads), cmocka_unit_test(truth),
+        cmocka_unit_test(evaluations),     cmocka_unit_test(own_outputs),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

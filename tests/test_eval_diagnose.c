@@ -147,7 +147,7 @@ static void not_finite(void **unused)
     p.q_offset = 2;
     d = examine(&p, out, verdicts, 0);
     assert_true(isnan(d.truth_norm) && isnan(d.cold_norm) && !isnan(d.hot_norm) && !isnan(d.cold_mass));
-    near(d.error.cos, -1, 0);
+    assert_true(isnan(d.error.cos) && isnan(d.error.rel_l2)); /* there is no truth to compare with */
     const double k[4] = {-INFINITY, -INFINITY, 0, 0}, fine[4] = {5, 5, 1, 1};
     p = hand_problem(q, 1, fine);
     p.k = apa_tensor_hnd(k, APA_DTYPE_F64, 1, 1, 4, 1);
@@ -361,6 +361,25 @@ static void histogram(void **unused)
     assert_int_equal(h.rel_l2[23], 2);
     assert_int_equal(h.cos[0], 2);
     assert_int_equal(h.cos[21], 1);
+    assert_int_equal(h.truth_not_finite, 0);
+    /* the other way round the third pair has no truth: it is in no bin and not among the worst */
+    apa_pair_error worst[3];
+    int64_t found;
+    assert_int_equal(apa_histogram_measure(context, &w, &u, &h), APA_STATUS_OK);
+    assert_int_equal(h.pairs, 3);
+    assert_int_equal(h.truth_not_finite, 1);
+    assert_int_equal(h.cos[0], 2);
+    int64_t in_bins = 0;
+    for (int i = 0; i < APA_HISTOGRAM_BINS; i++)
+        in_bins += h.cos[i] + h.rel_l2[i];
+    assert_int_equal(in_bins, 4);
+    assert_int_equal(apa_worst_pairs(context, &w, &u, APA_WORST_BY_REL, 3, worst, &found), APA_STATUS_OK);
+    assert_int_equal(found, 2);
+    assert_int_equal(worst[0].row * 10 + worst[1].row, 1); /* 1 for 0.5, then 1 for 100 */
+    apa_head_error head;
+    assert_int_equal(apa_heads_measure(context, &w, &u, NULL, 1, &head), APA_STATUS_OK);
+    assert_int_equal(head.truth_not_finite, 1);
+    near(head.rel_l2_max, 1, 0);
     for (int i = 0; i < APA_HISTOGRAM_BINS - 1; i++)
         near(apa_histogram_edge(i) / pow(10, (i - 20) / 2.0), 1, 1e-14);
     assert_true(isnan(apa_histogram_edge(-1)) && isnan(apa_histogram_edge(APA_HISTOGRAM_BINS - 1)));

@@ -18,7 +18,7 @@ enum { TEXT = 64, MESSAGE = 512 };
 typedef struct expectation {
     const char *name, *type, *apa; /* apa: the value in preset "apa" */
     const char *takes[8];
-    const char *refuses[12];
+    const char *refuses[14];
 } expectation;
 
 #define TOGGLE(name)                                                                                                   \
@@ -35,7 +35,7 @@ static const expectation expectations[] = {
      "number",
      "auto",
      {"auto", "0.005", "-1", "1", "0", "1e-300", "0.1", "1e+300"},
-     {"nan", "NAN", "inf", "-inf", "infinity", "1e999", "0x1p-3", "0,5", " 1", "1 ", "1e", "--1"}},
+     {"nan", "NAN", "inf", "-inf", "infinity", "1e999", "1e-400", "0x1p-3", "0,5", " 1", "1 ", "1e", "--1"}},
     TOGGLE("second_look"),
     {"lambda_bound", "choice", "auto", {"auto", "none", "jensen"}, {"off", "Jensen"}},
     {"order", "choice", "auto", {"auto", "sink-backward", "forward", "reverse"}, {"backward", "sink", "sink_backward"}},

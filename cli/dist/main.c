@@ -85,7 +85,9 @@ static int set_up(ranks_job *job, bool bench)
 {
     const cli_options *o = job->options;
     const bool files = o->q != NULL || o->k != NULL || o->v != NULL || o->dump != NULL;
-    int code = cli_recipe(o, o->method != NULL ? o->method : "apa", &job->recipe);
+    int code = bench && files ? cli_files_alone(o) : CLI_DONE;
+    if (code == CLI_DONE)
+        code = cli_recipe(o, o->method != NULL ? o->method : "apa", &job->recipe);
     if (code == CLI_DONE)
         code = cli_context_create(o, &job->context);
     if (code == CLI_DONE)
@@ -93,21 +95,23 @@ static int set_up(ranks_job *job, bool bench)
     return code;
 }
 
-static int usage(FILE *to)
+static void usage(void)
 {
-    fprintf(to, "usage: mpirun -n N apa-mpi run|bench [options]      (or: mpirun -n N apa run|bench [options])\n\n"
-                "Attention over keys that lie on N ranks. Options are those of apa run and apa bench, and:\n");
+    printf("usage: mpirun -n N apa-mpi run|bench [options]      (or: mpirun -n N apa run|bench [options])\n\n"
+           "Attention over keys that lie on N ranks. Options are those of apa run and apa bench, and:\n");
     ranks_options_print();
-    return CLI_DONE;
 }
 
 static int parse(int argc, char **argv, cli_options *options, ranks_options *own, bool *bench)
 {
     memset(options, 0, sizeof *options);
     if (argc < 2 || (strcmp(argv[1], "run") != 0 && strcmp(argv[1], "bench") != 0)) {
-        const bool asked = argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0);
-        usage(asked ? stdout : stderr);
-        return asked ? HELPED : CLI_MISUSE;
+        if (argc < 2)
+            return cli_complain(CLI_MISUSE, "no command, expected run, bench or help");
+        if (strcmp(argv[1], "help") != 0 && strcmp(argv[1], "--help") != 0)
+            return cli_complain(CLI_MISUSE, "\"%s\", expected run, bench or help", argv[1]);
+        usage();
+        return HELPED;
     }
     *bench = strcmp(argv[1], "bench") == 0;
     int count = argc - 2;
@@ -115,7 +119,7 @@ static int parse(int argc, char **argv, cli_options *options, ranks_options *own
     if (code == CLI_DONE)
         code = cli_options_parse(options, *bench ? CLI_BENCH : CLI_RUN, count, argv + 2);
     if (code == CLI_DONE && options->help) {
-        usage(stdout);
+        usage();
         cli_options_print(*bench ? CLI_BENCH : CLI_RUN);
         code = HELPED;
     }

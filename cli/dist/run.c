@@ -18,6 +18,8 @@ static int check_options(const cli_options *o)
     int code = CLI_DONE;
     for (int i = 0; i < 3 && code == CLI_DONE; i++) {
         code = cli_path_check(o, name[i], path[i]);
+        if (code == CLI_DONE && i < 2)
+            code = cli_ending_check(name[i], path[i], ".npy");
         if (code == CLI_DONE && i < 2 && path[i] != NULL && strcmp(path[i], "-") == 0)
             code = cli_complain(CLI_MISUSE, "%s: - is for JSON alone, expected a file name", name[i]);
         for (int j = 0; j < i && code == CLI_DONE; j++)

@@ -65,7 +65,7 @@ evals.forEach((one) => {
 });
 
 const headName = (data, batch, head) => ((data.shape.B > 1 ? `batch ${batch}, ` : "") + `head ${head}`);
-const place = (data, pair) => (pair ? `${headName(data, pair[0], pair[1])}, row ${pair[2]}` : "");
+const place = (data, pair) => (pair && pair[2] >= 0 ? `${headName(data, pair[0], pair[1])}, row ${pair[2]}` : "");
 
 // ---- theme
 

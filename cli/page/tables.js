@@ -16,6 +16,7 @@ function keyFigures(data) {
     figure(cosine(data.min_cos), `lowest cosine (${place(data, data.min_cos_pair)}); mean ${cosine(data.mean_cos)}`),
     figure(count(data.lt_0_99), `of ${count(data.pairs)} pairs have a cosine under 0.99; ` + below.slice(1).map(([edge, n]) => `${count(n)} under ${edge}`).join(", ")),
     data.non_finite > 0 ? figure(count(data.non_finite), "pairs with a NaN or Inf that the truth does not have") : null,
+    data.truth_not_finite > 0 ? figure(count(data.truth_not_finite), "pairs whose truth has a NaN or Inf: in no other figure") : null,
     figure(percent(data.hot_share), `of the visible (row, tile) pairs hot; ${percent(data.skip_share)} skipped`),
     isNumber(data.lamp_recomputed) ? figure(percent(data.lamp_recomputed), `of the sub-blocks recomputed; ${percent(data.lamp_disruptive)} of the tiles disruptive`) : null,
     figure(small(data.max_abs), `largest error of a value; mean ${small(data.mean_abs)}`),

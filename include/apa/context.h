@@ -24,8 +24,10 @@ typedef void (*apa_parallel_for)(void *pool, void (*task)(void *argument, size_t
 typedef struct apa_context_options {
     size_t size; /* sizeof(apa_context_options), set by apa_context_options_init() */
     /* Threads of the library's own pool; 0 = one per core that the process may use; more than four per core are not
-     * started (waiting threads spin). With parallel_for: how many tasks run at once (more than that wait for each
-     * other). Scratch memory grows with it; no result depends on it. */
+     * started (waiting threads spin), nor are more than the system allows, which is tried when the context is made
+     * (apa_context_threads() says how many there are; a limit that is reached between the trial and the start, an
+     * instant later, makes the call wait for ever). With parallel_for: how many tasks run at once (more than that wait
+     * for each other). Scratch memory grows with it; no result depends on it. */
     int32_t threads;
     /* Highest instruction set level the CPU engine may use: "scalar", "avx2", "avx512", "neon"; NULL = what the
      * environment variable APA_ISA says, and where that is unset or empty what the CPU has. A level that the CPU lacks

@@ -12,10 +12,12 @@ extern "C" {
 #endif
 
 /* Errors of an output x against a truth y. cos = x·y / (|x||y|); two zero vectors have cosine 1, one zero vector cosine
- * 0. A pair with a NaN or Inf in x where y is finite counts as cosine -1 with infinite error, and in non_finite. */
+ * 0. A pair with a NaN or Inf in x where y is finite counts as cosine -1 with infinite error, and in non_finite. A pair
+ * with a NaN or Inf in y has no truth to be compared with: it counts in truth_not_finite and in `pairs`, and is left
+ * out of every other figure; where no pair is left, those that are means, extremes or ratios are NaN. */
 typedef struct apa_error {
-    size_t size; /* sizeof(apa_error), set by the functions below */
-    int64_t pairs;
+    size_t size;       /* sizeof(apa_error), set by the functions below */
+    int64_t pairs;     /* all of them */
     double pooled_cos; /* all outputs as one vector */
     double mean_cos, min_cos;
     int64_t min_cos_pair[3];               /* batch, head, row of the worst cosine (first of equals) */
@@ -25,8 +27,10 @@ typedef struct apa_error {
     int64_t rel_l2_max_pair[3];            /* batch, head, row */
     double max_abs, mean_abs;              /* over all elements */
     double norm_ratio_min, norm_ratio_max; /* |x|/|y| over pairs with y != 0: magnitude, which a cosine does not see */
-    double lse_max_abs; /* max |lse_x - lse_y|, natural log; equal infinities differ by 0; NaN if no LSE */
+    double lse_max_abs; /* max |lse_x - lse_y|, natural log, where lse_y is no NaN; equal infinities differ by 0; NaN if
+                           no LSE */
     int64_t non_finite; /* pairs with a NaN or Inf in x and none in y */
+    int64_t truth_not_finite; /* pairs with a NaN or Inf in y */
 } apa_error;
 
 /* Compares out (and lse, dtype NONE when not there) with truth, [B,H,S,Dv] (lse [B,H,S,1]), any dtypes. Sums in double
@@ -85,8 +89,8 @@ typedef struct apa_pair_error {
 } apa_pair_error;
 
 /* The `wanted` pairs of lowest cosine, or of largest relative L2, worst first; of equals the first in [B][H][S] order.
- * Writes min(wanted, pairs) of them to worst and their number to *found. Scratch: 16 bytes a pair. Errors:
- * INVALID_ARGUMENT (shapes disagree, wanted < 1, by unknown), OUT_OF_MEMORY. */
+ * Pairs whose truth is not finite are none of them. Writes min(wanted, pairs) to worst and their number to *found.
+ * Scratch: 16 bytes a pair. Errors: INVALID_ARGUMENT (shapes disagree, wanted < 1, by unknown), OUT_OF_MEMORY. */
 APA_EXPORT apa_status apa_worst_pairs(apa_context *context, const apa_tensor *out, const apa_tensor *truth,
                                       apa_worst_by by, int64_t wanted, apa_pair_error *worst, int64_t *found);
 
@@ -95,7 +99,8 @@ APA_EXPORT apa_status apa_worst_pairs(apa_context *context, const apa_tensor *ou
  * the probability mass times their values), o_cold what the others do (skipped ones too). */
 typedef struct apa_pair_detail {
     size_t size;          /* sizeof(apa_pair_detail), set by apa_pairs_examine() */
-    apa_pair_error error; /* against this file's own exact output, which a truth of any source should agree with */
+    apa_pair_error error; /* against this file's own exact output, which a truth of any source should agree with; NaN
+                             where that is not finite */
     int64_t position;     /* of the query among the keys: row + q_offset */
     int64_t keys;         /* visible ones */
     int64_t tiles, hot_tiles, skipped_tiles; /* visible ones; skipped are not hot */
@@ -123,6 +128,7 @@ typedef struct apa_histogram {
     int64_t pairs;
     int64_t cos[APA_HISTOGRAM_BINS];    /* of 1 - cosine */
     int64_t rel_l2[APA_HISTOGRAM_BINS]; /* of the pair's relative L2 */
+    int64_t truth_not_finite;           /* pairs that are in `pairs` and in no bin */
 } apa_histogram;
 
 /* 10^((i - 20)/2) for i = 0 … APA_HISTOGRAM_BINS - 2; NaN elsewhere. */
@@ -137,10 +143,11 @@ typedef struct apa_head_error {
     size_t size; /* sizeof(apa_head_error), set by apa_heads_measure() */
     int64_t batch, head;
     double mean_cos, min_cos;
-    int64_t min_cos_row; /* first of equals; -1 when the head has no rows */
+    int64_t min_cos_row; /* first of equals; -1 when the head has no rows with a finite truth */
     double rel_l2, rel_l2_max;
     int64_t lt_0_99;
     double hot_share, skip_share; /* of its visible (row, tile) pairs; NaN without verdicts */
+    int64_t truth_not_finite;     /* pairs without a truth, which are in no other figure of errors */
 } apa_head_error;
 
 /* heads: B·Hq of them, batch by batch. verdicts may be NULL; tiles = ceil(Skv/tile) of the run. Errors: as

@@ -62,7 +62,9 @@ typedef struct apa_output_file {
 
 /* Writes several files: all of them appear, whole, or none. Each goes to a temporary file beside its path, is brought
  * to the disk, and only when all are complete are they renamed. An existing path that is no regular file (/dev/null, a
- * pipe) is written to directly; a symbolic link is followed. Errors: IO (message names the file; no temporary file
+ * pipe) is written to directly, and a signal with a handler without SA_RESTART ends the wait for it (IO); a symbolic
+ * link is followed. A file that is replaced keeps its mode, and needs no permission of its own to be replaced: the
+ * folder's counts. Errors: IO (message names the file; no temporary file
  * remains), UNSUPPORTED (BF16), INVALID_ARGUMENT (the same path twice). */
 APA_EXPORT apa_status apa_files_write(const apa_output_file *files, size_t count, char *message, size_t message_size);
 

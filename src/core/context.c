@@ -2,8 +2,10 @@
 #define _GNU_SOURCE /* sched_getaffinity: the cores that this process may use, not those that the machine has */
 #include "core/context_internal.h"
 
+#include <pthread.h>
 #include <pthreadpool.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,47 @@ static int32_t usable_cores(void)
         return (int32_t)CPU_COUNT(&set);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online < 1 ? 1 : online > APA_MAX_THREADS ? APA_MAX_THREADS : (int32_t)online;
+}
+
+/* ------------------------------------------------------------------------------- how many threads there can be */
+
+typedef struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    bool open;
+} gate;
+
+static void *wait_at(void *argument)
+{
+    gate *g = argument;
+    pthread_mutex_lock(&g->lock);
+    while (!g->open)
+        pthread_cond_wait(&g->opened, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+/* How many of `wanted` threads, the caller's among them, the system lets there be at once; 0: no memory. pthreadpool
+ * waits for ever for a thread that it could not start (a limit of processes, memory for stacks), so as many as it will
+ * start are started here first, wait for each other, and end. What other programs start in between is not known here.
+ */
+static int32_t startable_threads(int32_t wanted)
+{
+    gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    pthread_t *thread = malloc((size_t)wanted * sizeof *thread);
+    int32_t started = 0;
+    if (thread == NULL)
+        return 0;
+    while (started < wanted - 1 && pthread_create(&thread[started], NULL, wait_at, &g) == 0)
+        started++;
+    pthread_mutex_lock(&g.lock);
+    g.open = true;
+    pthread_cond_broadcast(&g.opened);
+    pthread_mutex_unlock(&g.lock);
+    for (int32_t i = 0; i < started; i++)
+        pthread_join(thread[i], NULL);
+    free(thread);
+    return started + 1;
 }
 
 /* The level that `name` asks for (NULL or "": the best), checked against what the CPU has. */
@@ -85,12 +128,13 @@ apa_status apa_context_create(apa_context **context, const apa_context_options *
     const int32_t cores = usable_cores(),
                   most = cores < APA_MAX_THREADS / THREADS_PER_CORE ? cores * THREADS_PER_CORE : APA_MAX_THREADS;
     made->threads = chosen.threads == 0 ? cores : chosen.threads < most ? chosen.threads : most;
-    if (chosen.parallel_for == NULL && made->threads > 1) {
+    if (chosen.parallel_for == NULL && made->threads > 1)
+        made->threads = startable_threads(made->threads);
+    if (chosen.parallel_for == NULL && made->threads > 1)
         made->own_pool = pthreadpool_create((size_t)made->threads);
-        if (made->own_pool == NULL) {
-            free(made);
-            return APA_STATUS_OUT_OF_MEMORY;
-        }
+    if (made->threads == 0 || (chosen.parallel_for == NULL && made->threads > 1 && made->own_pool == NULL)) {
+        free(made);
+        return APA_STATUS_OUT_OF_MEMORY;
     }
     *context = made;
     return APA_STATUS_OK;

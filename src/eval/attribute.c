@@ -101,9 +101,9 @@ static apa_status measure_worst(attribution_job *job, apa_attribution_run *run)
         min = fmin(min, p.cos);
     }
     apa_aligned_free(rows);
-    run->worst_rel_l2 = fault ? INFINITY : dd == 0 ? 0 : sqrt(dd) / sqrt(yy);
-    run->worst_mean_cos = job->worst_count > 0 ? cos / (double)job->worst_count : 1;
-    run->worst_min_cos = job->worst_count > 0 ? min : 1;
+    run->worst_rel_l2 = job->worst_count == 0 ? NAN : fault ? INFINITY : dd == 0 ? 0 : sqrt(dd) / sqrt(yy);
+    run->worst_mean_cos = job->worst_count > 0 ? cos / (double)job->worst_count : NAN;
+    run->worst_min_cos = job->worst_count > 0 ? min : NAN;
     return APA_STATUS_OK;
 }
 

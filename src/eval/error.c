@@ -17,7 +17,7 @@ typedef struct block_sums {
     double cos, min_cos, rel_l2_max, max_abs, sum_abs;
     double ratio_min, ratio_max, lse_max_abs, largest;
     int64_t min_cos_pair, rel_l2_max_pair;
-    int64_t lt_0_99, lt_0_9, lt_0, non_finite, faults;
+    int64_t lt_0_99, lt_0_9, lt_0, faults, truth_not_finite, logs;
 } block_sums;
 
 typedef struct comparison {
@@ -50,13 +50,14 @@ static void note_rel(block_sums *b, int64_t pair, double rel)
 
 static void measure_pair(const comparison *c, block_sums *b, int64_t pair, const apa_eval_pair *p)
 {
+    b->truth_not_finite += !p->truth_finite;
+    if (!p->truth_finite)
+        return; /* not perfect, not wrong: nothing is known */
     note_cos(b, pair, p->cos);
     note_rel(b, pair, p->rel);
-    if (p->fault) {
-        b->faults++;
-        b->non_finite += p->truth_finite;
+    b->faults += p->fault;
+    if (p->fault)
         return;
-    }
     const double nx = sqrt(p->xx), ny = sqrt(p->yy), to_common = c->scale / p->scale, square = to_common * to_common;
     b->sum_abs += p->sum_abs;
     b->max_abs = fmax(b->max_abs, p->max_abs);
@@ -74,9 +75,12 @@ static void measure_lse(const comparison *c, block_sums *b, int64_t pair)
 {
     const double x = apa_eval_element(c->x_lse, apa_eval_pair_offset(c->x_lse, pair)),
                  y = apa_eval_element(c->y_lse, apa_eval_pair_offset(c->y_lse, pair));
-    double difference = x == y || (isnan(x) && isnan(y)) ? 0 : fabs(x - y);
+    if (isnan(y))
+        return;
+    double difference = x == y ? 0 : fabs(x - y);
     if (isnan(difference))
-        difference = INFINITY; /* a NaN on one side alone */
+        difference = INFINITY; /* a NaN where the truth has none */
+    b->logs++;
     b->lse_max_abs = fmax(b->lse_max_abs, difference);
 }
 
@@ -104,7 +108,7 @@ static void measure_block(void *argument, size_t index)
     }
 }
 
-/* The largest finite magnitude, for the common scale. */
+/* The largest magnitude of the pairs that are summed, for the common scale. */
 static void find_largest(void *argument, size_t index)
 {
     const comparison *c = argument;
@@ -113,10 +117,10 @@ static void find_largest(void *argument, size_t index)
     for (int64_t pair = first; pair < block_end(c, first); pair++) {
         apa_eval_load_row(c->x, pair, x);
         apa_eval_load_row(c->y, pair, y);
-        for (int64_t d = 0; d < c->Dv; d++) {
-            largest = isfinite(x[d]) ? fmax(largest, fabs(x[d])) : largest;
-            largest = isfinite(y[d]) ? fmax(largest, fabs(y[d])) : largest;
-        }
+        if (!apa_eval_all_finite(x, c->Dv) || !apa_eval_all_finite(y, c->Dv))
+            continue;
+        for (int64_t d = 0; d < c->Dv; d++)
+            largest = fmax(largest, fmax(fabs(x[d]), fabs(y[d])));
     }
     c->block[index].largest = largest;
 }
@@ -136,8 +140,11 @@ static void combine(block_sums *t, const block_sums *b)
     t->lt_0_99 += b->lt_0_99;
     t->lt_0_9 += b->lt_0_9;
     t->lt_0 += b->lt_0;
-    t->non_finite += b->non_finite;
     t->faults += b->faults;
+    t->truth_not_finite += b->truth_not_finite;
+    t->logs += b->logs;
+    if (b->min_cos_pair < 0)
+        return; /* no pair of the block has a figure */
     if (t->min_cos_pair < 0 || b->min_cos < t->min_cos) {
         t->min_cos = b->min_cos;
         t->min_cos_pair = b->min_cos_pair;
@@ -147,10 +154,11 @@ static void combine(block_sums *t, const block_sums *b)
 
 static void report(const comparison *c, const block_sums *t, apa_error *error)
 {
-    const double elements = (double)c->pairs * (double)c->Dv;
+    const double measured = (double)(c->pairs - t->truth_not_finite), elements = measured * (double)c->Dv;
     memset(error, 0, sizeof *error);
     error->size = sizeof *error;
     error->pairs = c->pairs;
+    error->truth_not_finite = t->truth_not_finite;
     error->pooled_cos = t->xx == 0 && t->yy == 0 ? 1 : t->xx == 0 || t->yy == 0 ? 0 : t->xy / sqrt(t->xx) / sqrt(t->yy);
     error->pooled_cos = fmin(1, fmax(-1, error->pooled_cos));
     error->rel_l2 = t->dd == 0 ? 0 : t->yy == 0 ? INFINITY : sqrt(t->dd) / sqrt(t->yy);
@@ -160,8 +168,8 @@ static void report(const comparison *c, const block_sums *t, apa_error *error)
         error->pooled_cos = -1;
         error->rel_l2 = error->max_abs = error->mean_abs = INFINITY;
     }
-    error->mean_cos = c->pairs > 0 ? t->cos / (double)c->pairs : 1;
-    error->min_cos = c->pairs > 0 ? t->min_cos : 1;
+    error->mean_cos = t->cos / measured;
+    error->min_cos = t->min_cos;
     error->rel_l2_max = t->rel_l2_max;
     apa_eval_pair_place(c->x, t->min_cos_pair, error->min_cos_pair);
     apa_eval_pair_place(c->x, t->rel_l2_max_pair, error->rel_l2_max_pair);
@@ -171,8 +179,11 @@ static void report(const comparison *c, const block_sums *t, apa_error *error)
     const bool any = t->ratio_min <= t->ratio_max;
     error->norm_ratio_min = any ? t->ratio_min : 1;
     error->norm_ratio_max = any ? t->ratio_max : 1;
-    error->lse_max_abs = c->x_lse != NULL ? t->lse_max_abs : NAN;
-    error->non_finite = t->non_finite;
+    error->lse_max_abs = t->logs > 0 ? t->lse_max_abs : NAN;
+    error->non_finite = t->faults;
+    if (measured == 0) /* nothing was compared: no figure, rather than a perfect one */
+        error->pooled_cos = error->mean_cos = error->min_cos = error->rel_l2 = error->rel_l2_max = error->max_abs =
+            error->mean_abs = error->norm_ratio_min = error->norm_ratio_max = NAN;
 }
 
 static apa_status check(apa_context *context, const apa_tensor *out, const apa_tensor *lse, const apa_tensor *truth,

@@ -70,23 +70,12 @@ double apa_eval_safe_scale(double largest)
     return ldexp(1.0, exponent > -1000 ? -exponent : 1000);
 }
 
-/* Where both are NaN, or the same infinity, x says what y says: such elements are taken out of both. Otherwise a
- * non-finite value in either is a fault of the pair. */
-static bool settle_non_finite(double *x, double *y, int64_t n, bool *truth_finite)
+bool apa_eval_all_finite(const double *values, int64_t n)
 {
-    bool fault = false;
-    *truth_finite = true;
-    for (int64_t d = 0; d < n; d++) {
-        const bool xf = isfinite(x[d]), yf = isfinite(y[d]);
-        if (xf && yf)
-            continue;
-        *truth_finite = *truth_finite && yf;
-        if ((isnan(x[d]) && isnan(y[d])) || x[d] == y[d])
-            x[d] = y[d] = 0;
-        else
-            fault = true;
-    }
-    return !fault;
+    for (int64_t d = 0; d < n; d++)
+        if (!isfinite(values[d]))
+            return false;
+    return true;
 }
 
 static double largest_of(const double *x, const double *y, int64_t n)
@@ -97,15 +86,16 @@ static double largest_of(const double *x, const double *y, int64_t n)
     return largest;
 }
 
-apa_eval_pair apa_eval_compare(double *x, double *y, int64_t n)
+apa_eval_pair apa_eval_compare(const double *x, const double *y, int64_t n)
 {
     apa_eval_pair p;
     memset(&p, 0, sizeof p);
     p.scale = 1;
-    p.fault = !settle_non_finite(x, y, n, &p.truth_finite);
-    if (p.fault) {
-        p.cos = -1;
-        p.rel = INFINITY;
+    p.truth_finite = apa_eval_all_finite(y, n);
+    p.fault = p.truth_finite && !apa_eval_all_finite(x, n);
+    if (!p.truth_finite || p.fault) {
+        p.cos = p.fault ? -1 : NAN;
+        p.rel = p.fault ? INFINITY : NAN;
         return p;
     }
     p.scale = apa_eval_safe_scale(largest_of(x, y, n));

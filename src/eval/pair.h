@@ -26,16 +26,18 @@ bool apa_eval_pair_count(const apa_tensor *t, int64_t *pairs);
 double apa_eval_safe_scale(double largest);
 
 typedef struct apa_eval_pair {
-    bool fault;              /* a NaN or Inf on one side that the other does not have: cos -1, rel infinite */
-    bool truth_finite;       /* no NaN or Inf in y */
+    bool truth_finite;       /* no NaN or Inf in y; else there is nothing to compare with: cos and rel NaN, sums 0 */
+    bool fault;              /* a NaN or Inf in x where y has none: cos -1, rel infinite, sums 0 */
     double cos, rel;         /* as apa_error has them */
     double xx, yy, xy, dd;   /* sums of squares and products, in units of 1/scale² */
     double scale;            /* of this pair */
     double max_abs, sum_abs; /* of x - y */
 } apa_eval_pair;
 
-/* x and y are n values of the output and of the truth; elements that are not finite and agree are set to 0 in both. */
-apa_eval_pair apa_eval_compare(double *x, double *y, int64_t n);
+/* x and y are n values of the output and of the truth. */
+apa_eval_pair apa_eval_compare(const double *x, const double *y, int64_t n);
+
+bool apa_eval_all_finite(const double *values, int64_t n);
 
 /* Are these tensors that can be compared? Names in messages: out, truth. */
 apa_status apa_eval_check_outputs(apa_context *context, const apa_tensor *out, const apa_tensor *truth);

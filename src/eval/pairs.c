@@ -105,6 +105,8 @@ apa_status apa_worst_pairs(apa_context *context, const apa_tensor *out, const ap
         int64_t place[3];
         apa_eval_pair_place(out, pair, place);
         const apa_pair_error candidate = {place[0], place[1], place[2], figures[pair].cos, figures[pair].rel};
+        if (isnan(candidate.cos)) /* its truth is not finite */
+            continue;
         insert(worst, found, wanted, by, &candidate);
     }
     apa_aligned_free(figures);
@@ -149,6 +151,10 @@ apa_status apa_histogram_measure(apa_context *context, const apa_tensor *out, co
     histogram->size = sizeof *histogram;
     histogram->pairs = pairs;
     for (int64_t pair = 0; pair < pairs; pair++) {
+        if (isnan(figures[pair].cos)) { /* its truth is not finite */
+            histogram->truth_not_finite++;
+            continue;
+        }
         histogram->cos[bin_of(1 - figures[pair].cos)]++;
         histogram->rel_l2[bin_of(figures[pair].rel)]++;
     }
@@ -192,6 +198,7 @@ static apa_status measure_head(apa_context *context, const apa_tensor *out, cons
     head->rel_l2 = e.rel_l2;
     head->rel_l2_max = e.rel_l2_max;
     head->lt_0_99 = e.lt_0_99;
+    head->truth_not_finite = e.truth_not_finite;
     return APA_STATUS_OK;
 }
 

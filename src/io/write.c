@@ -2,8 +2,10 @@
  *
  *     O.npy.apa-tmp-4711-0  --fsync-->  complete  --rename-->  O.npy        (all files reach "complete" first)
  *
- * On any failure every temporary file is unlinked. If a rename fails after another has succeeded (which takes a
- * directory that changes under our feet), the files already renamed are unlinked, too: none rather than some. */
+ * Opening or writing a pipe or a device, which may wait for ever, ends with a signal whose handler asks for that (no
+ * SA_RESTART). On any failure every temporary file is unlinked. If a rename fails after another has succeeded (which
+ * takes a directory that changes under our feet), the files already renamed are unlinked, too: none rather than some.
+ */
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "io/io_internal.h"
 
@@ -17,6 +19,7 @@
 
 #define WRITE_STEP ((size_t)1 << 30)
 #define NAME_TRIES 100
+#define NAME_KEPT 200 /* bytes of a name that its temporary file has, too */
 
 typedef struct pending {
     apa_io_report report;
@@ -36,8 +39,8 @@ static apa_status write_all(const pending *p, const void *data, size_t bytes)
     const char *at = data;
     while (bytes > 0) {
         const ssize_t put = write(p->descriptor, at, bytes < WRITE_STEP ? bytes : WRITE_STEP);
-        if (put < 0 && errno == EINTR)
-            continue;
+        if (put < 0 && errno == EINTR && p->temporary != NULL)
+            continue; /* a file does not keep us waiting; a pipe may do so for ever, and a signal ends that */
         if (put < 0)
             return fail_errno(p, "cannot be written", errno);
         at += put;
@@ -53,9 +56,13 @@ static apa_status create_temporary(pending *p)
     char *name = malloc(size);
     if (name == NULL)
         return apa_io_fail(&p->report, APA_STATUS_OUT_OF_MEMORY, "no memory for a file name");
+    const char *slash = strrchr(p->target, '/'), *base = slash != NULL ? slash + 1 : p->target;
+    const size_t most =
+        (size_t)(base - p->target) + NAME_KEPT; /* a name may have 255 bytes, of which the end is ours */
+    const int kept = (int)(strlen(p->target) < most ? strlen(p->target) : most);
     int reason = EEXIST;
     for (int i = 0; i < NAME_TRIES && reason == EEXIST; i++) {
-        snprintf(name, size, "%s.apa-tmp-%ld-%d", p->target, (long)getpid(), i);
+        snprintf(name, size, "%.*s.apa-tmp-%ld-%d", kept, p->target, (long)getpid(), i);
         p->descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         reason = p->descriptor < 0 ? errno : 0;
     }

@@ -157,9 +157,11 @@ static bool parse_number(const apa_knob *knob, const char *text, apa_recipe *rec
     locale_t before;
     const locale_t c = locale_enter(&before);
     char *end;
+    errno = 0;
     const double value = strtod(text, &end);
+    const bool vanished = errno == ERANGE && value == 0; /* something, but less than a double can hold */
     locale_leave(c, before);
-    if (*end != '\0' || end == text || !(value >= knob->least && value <= knob->most)) {
+    if (vanished || *end != '\0' || end == text || !(value >= knob->least && value <= knob->most)) {
         return false;
     }
     write_number(knob, recipe, value);

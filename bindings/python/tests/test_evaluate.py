@@ -42,6 +42,16 @@ def test_the_figures_of_the_command(rng, tmp_path: Path, method, more):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_a_truth_that_is_not_finite_is_not_perfect(rng):
+    q, k, v = make(rng, 1, 2, 2, 8, 40, 16)
+    k[0, 1] = np.nan
+    e = apa.evaluate(q, k, v, repeats=1)
+    assert (e.pairs, e.truth_not_finite, e.non_finite) == (16, 8, 0) and e.min_cos > 0.9
+    k[:] = np.nan
+    e = apa.evaluate(q, k, v, repeats=1)
+    assert e.truth_not_finite == e.pairs == 16 and math.isnan(e.min_cos) and math.isnan(e.rel_l2)
+
+
 def test_against_a_given_truth(rng):
     q, k, v = make(rng, 2, 4, 2, 40, 300, 64)
     truth = apa.exact(q, k, v, causal=True)

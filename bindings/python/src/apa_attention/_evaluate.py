@@ -11,6 +11,7 @@ import numpy as np
 
 from apa_attention import _arrays, _problem, _recipe
 from apa_attention._attention import options_of, resolve, statistics_of
+from apa_attention._checks import whole, wrong_type
 from apa_attention._library import bad, check, contexts, ffi, lib, text
 from apa_attention._problem import Array, Call, ProblemOptions
 
@@ -51,6 +52,7 @@ class Evaluation:
     lt_0_9: int
     lt_0: int
     non_finite: int  # pairs with a NaN or Inf where the truth has none
+    truth_not_finite: int  # pairs whose truth has a NaN or Inf: in no figure but this and `pairs`
     rel_l2: float  # error norm over truth norm: all outputs; the worst pair
     rel_l2_max: float
     rel_l2_max_pair: tuple[int, int, int]
@@ -101,6 +103,8 @@ def exact(q: Array, k: Array, v: Array, **problem: Unpack[ProblemOptions]) -> Tr
 
 
 def _truth_tensors(call: Call, truth: Truth) -> tuple[Any, Any]:
+    if not isinstance(truth, Truth):
+        raise wrong_type("truth", truth, "what exact() gave")
     for name, array, shape in (("out", truth.out, call.out_shape), ("lse", truth.lse, call.lse_shape)):
         if array.dtype != np.float64 or array.shape != shape:
             raise bad(f"truth.{name}", f"{array.dtype} {array.shape}", f"float64 {shape}")
@@ -129,6 +133,7 @@ def _figures(evaluation: Any, context: Any, call: Call, method: str, repeats: in
         "lt_0_9",
         "lt_0",
         "non_finite",
+        "truth_not_finite",
         "rel_l2",
         "rel_l2_max",
         "max_abs",
@@ -184,6 +189,8 @@ def evaluate(
     time_exact  False leaves exact_ms out (NaN)
 
     Raises what attention() raises."""
+    if repeats is not None:
+        repeats = whole(repeats, "repeats", "a whole number from 1 on", 1, 2**31 - 1)
     plan = resolve(q, k, v, method=method, eps=eps, engine=engine, set=set, **problem)
     call = _problem.build(q, k, v, problem)
     _host(call, "evaluate()")
@@ -194,7 +201,7 @@ def evaluate(
     _unused, name = options_of(engine)
     options.engine = name
     options.repeats = repeats
-    options.time_exact = time_exact
+    options.time_exact = bool(time_exact)
     if truth is not None:
         out, lse = _truth_tensors(call, truth)
         options.truth, options.truth_lse = out[0], lse[0]
