@@ -44,7 +44,7 @@ BEGIN {
     only("cpuinfo.h",     "core")
     only("cpuid.h",       "core")
     only("mpi.h",         "dist cli")
-    only("pthread.h",     "dist")
+    only("pthread.h",     "core dist")
     only("nccl.h",        "dist/nccl")
     only("apa/dist.h",    "dist cli")
     only("apa/dist_nccl.h", "dist/nccl")

@@ -38,6 +38,7 @@ src/attention/planted.c "plan.h"
 src/cpu/planted.c "apa/eval.h"
 src/core/planted.c "apa/io.h"
 src/cpu/planted.c <pthreadpool.h>
+src/cpu/planted.c <pthread.h>
 src/cpu/planted.c <immintrin.h>
 src/cpu/scalar/planted.c <immintrin.h>
 src/io/planted.c <jansson.h>
