@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -271,7 +272,7 @@ def main(argv: list[str]) -> None:
     wanted = max([args.chunk * args.chunks, args.emulated_tokens, *args.lengths])
     ids = read_tokens(tokenizer, args.text, args.start, wanted)
     found: dict[str, Any] = {
-        "command": "bench/e2e/pytorch.sh " + " ".join(argv),
+        "command": shlex.join(["bench/e2e/pytorch.sh", *(a if a != str(args.out) else args.out.name for a in argv)]),
         "machine": machine(),
         "model": "SmolLM2-135M-Instruct, Q4_1 expanded to float32",
         "start": args.start,
