@@ -29,9 +29,7 @@ static void report(const draw *failing, const char *message)
     printf("# the smallest history that fails:\n");
     const history_result r = history_play(&again, true);
     printf("# %s\n# repeat with: --choices ", r.holds ? "NOT AGAIN" : r.message);
-    for (size_t i = 0; i < smallest.count; i++)
-        printf("%s%" PRIu64, i == 0 ? "" : ",", smallest.choice[i]);
-    printf("\n");
+    draw_print(&smallest);
 }
 
 /* Plays a list of choices; false when it fails. */
@@ -44,16 +42,6 @@ static bool play(const draw *list, bool trace, double *worst, long *looks)
     if (!r.holds)
         report(&from, r.message);
     return r.holds;
-}
-
-static draw parse_choices(const char *text)
-{
-    uint64_t list[DRAW_CHOICES];
-    size_t count = 0;
-    char *end;
-    for (; *text != '\0' && count < DRAW_CHOICES; text = *end == ',' ? end + 1 : end)
-        list[count++] = strtoull(text, &end, 10);
-    return draw_list(list, count);
 }
 
 int main(int argc, char **argv)
@@ -77,7 +65,7 @@ int main(int argc, char **argv)
         }
     }
     if (choices != NULL) {
-        const draw list = parse_choices(choices);
+        const draw list = draw_parse(choices);
         holds = play(&list, true, &worst, &looks);
         n = 1;
     } else {

@@ -1,6 +1,9 @@
 /* Choices, and how a list of them is made smaller. */
 #include "property/draw.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 draw draw_random(uint64_t seed)
@@ -15,6 +18,23 @@ draw draw_list(const uint64_t *choice, size_t count)
     made.count = count < DRAW_CHOICES ? count : DRAW_CHOICES;
     memcpy(made.choice, choice, made.count * sizeof *choice);
     return made;
+}
+
+draw draw_parse(const char *text)
+{
+    uint64_t list[DRAW_CHOICES];
+    size_t count = 0;
+    char *end;
+    for (; *text != '\0' && count < DRAW_CHOICES; text = *end == ',' ? end + 1 : end)
+        list[count++] = strtoull(text, &end, 10);
+    return draw_list(list, count);
+}
+
+void draw_print(const draw *list)
+{
+    for (size_t i = 0; i < list->count; i++)
+        printf("%s%" PRIu64, i == 0 ? "" : ",", list->choice[i]);
+    printf("\n");
 }
 
 uint64_t draw_below(draw *from, uint64_t n)

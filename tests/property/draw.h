@@ -26,6 +26,10 @@ typedef struct draw {
 draw draw_random(uint64_t seed);
 draw draw_list(const uint64_t *choice, size_t count);
 
+/* A list as text, "3,0,41", and back. */
+draw draw_parse(const char *text);
+void draw_print(const draw *list); /* and the end of the line */
+
 uint64_t draw_below(draw *from, uint64_t n);                   /* 0 … n-1 */
 int64_t draw_between(draw *from, int64_t least, int64_t most); /* both included, `least` the simplest */
 bool draw_chance(draw *from, int percent);                     /* false is the simplest */

@@ -61,9 +61,7 @@ static void report(checker *with, const draw *failing)
     printf("# the smallest case that fails (%s):\n#   %s\n", v == FAILS ? "again" : "NOT AGAIN", with->message);
     case_print(made);
     printf("# repeat with: --engine %s --choices ", with->engine);
-    for (size_t i = 0; i < smallest.count; i++)
-        printf("%s%" PRIu64, i == 0 ? "" : ",", smallest.choice[i]);
-    printf("\n");
+    draw_print(&smallest);
     case_free(made);
 }
 
@@ -108,16 +106,6 @@ static draw nth_case(const settings *chosen, long n)
     property_case *unused = case_make(&made, limits); /* writes the choices down */
     case_free(unused);
     return made;
-}
-
-static draw parse_choices(const char *text)
-{
-    uint64_t list[DRAW_CHOICES];
-    size_t count = 0;
-    char *end;
-    for (; *text != '\0' && count < DRAW_CHOICES; text = *end == ',' ? end + 1 : end)
-        list[count++] = strtoull(text, &end, 10);
-    return draw_list(list, count);
 }
 
 static bool parse(int argc, char **argv, settings *chosen)
@@ -189,7 +177,7 @@ int main(int argc, char **argv)
     }
     open_engines(&all, &chosen);
     if (chosen.choices != NULL) {
-        const draw list = parse_choices(chosen.choices);
+        const draw list = draw_parse(chosen.choices);
         holds = one_case(&all, &list);
         n = 1;
     } else {
