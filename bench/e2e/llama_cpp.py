@@ -189,7 +189,7 @@ def tables(result):
     for row in result["perplexity"]:
         hot = f"{100 * row['account']['hot_share']:.1f} %" if row["account"] else "-"
         out.append(f"| {row['method']} | {row['perplexity']:.4f} | {100 * row['change']:+.4f} % ± {100 * row['change_error']:.4f} | "
-                   f"{row['divergence']:.6f} | {row['divergence_worst']:.4f} | {100 * row['same_top']:.2f} % | "
+                   f"{round(row['divergence'], 6) + 0.0:.6f} | {row['divergence_worst']:.4f} | {100 * row['same_top']:.2f} % | "
                    f"{hot} |")
     return "\n".join(out) + "\n"
 
