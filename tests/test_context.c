@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -279,7 +280,20 @@ static void parallel(void **state)
     }
 }
 
-/* In a child: memory for two more stacks and no third one. Exit status: threads of the context, 0 on a failure. */
+#define NO_LIMITS 255
+
+/* Emulators of another processor (qemu-user) take a limit of memory and do not keep it. */
+static bool limits_hold(size_t too_much)
+{
+    void *memory = mmap(NULL, too_much, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return true;
+    munmap(memory, too_much);
+    return false;
+}
+
+/* In a child: memory for two more stacks and no third one. Exit status: threads of the context, 0 on a failure,
+ * NO_LIMITS. */
 static void with_few_stacks(int32_t wanted)
 {
     unsigned char seen[100] = {0};
@@ -295,7 +309,11 @@ static void with_few_stacks(int32_t wanted)
     fclose(file);
     const rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (rlim_t)stack * 5 / 2;
     const struct rlimit limit = {most, most};
-    if (setrlimit(RLIMIT_AS, &limit) != 0 || create(&context, wanted, NULL) != APA_STATUS_OK)
+    if (setrlimit(RLIMIT_AS, &limit) != 0)
+        _exit(0);
+    if (!limits_hold(stack * 4))
+        _exit(NO_LIMITS);
+    if (create(&context, wanted, NULL) != APA_STATUS_OK)
         _exit(0);
     apa_context_parallel(context, mark, seen, 100);
     for (int i = 0; i < 100; i++)
@@ -318,6 +336,10 @@ static void few_threads(void **state)
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_LIMITS) {
+        print_message("skipped: memory has no limits here\n");
+        return;
+    }
     assert_int_equal(create(&context, 4096, NULL), APA_STATUS_OK);
     const int32_t most = apa_context_threads(context); /* four a core */
     apa_context_destroy(context);
