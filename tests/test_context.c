@@ -1,4 +1,5 @@
 /* The context: options, ISA levels and APA_ISA, errors, names, messages; and the small tables of names. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/test.h"
 
 #include "apa/apa.h"
