@@ -115,28 +115,29 @@ static void load_case(const apa_cpu_kernels *kernels, apa_test_rng *rng, apa_tes
     apa_test_buffers_free(&set);
 }
 
-static void widen(void **state)
+typedef void (*one_case)(const apa_cpu_kernels *, apa_test_rng *, apa_test_kind, apa_dtype, int64_t);
+
+static void every_case(one_case run)
 {
-    (void)state;
     for (int l = 0; l < levels; l++) {
         apa_test_rng rng = {apa_test_seed()};
         for (int d = 0; d < 3; d++)
             for (int i = 0; i < LENGTHS; i++)
                 for (int kind = 0; kind < APA_TEST_KINDS; kind++)
-                    widen_case(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], lengths[i]);
+                    run(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], lengths[i]);
     }
+}
+
+static void widen(void **state)
+{
+    (void)state;
+    every_case(widen_case);
 }
 
 static void load(void **state)
 {
     (void)state;
-    for (int l = 0; l < levels; l++) {
-        apa_test_rng rng = {apa_test_seed()};
-        for (int d = 0; d < 3; d++)
-            for (int i = 0; i < LENGTHS; i++)
-                for (int kind = 0; kind < APA_TEST_KINDS; kind++)
-                    load_case(level[l].kernels, &rng, (apa_test_kind)kind, dtypes[d], lengths[i]);
-    }
+    every_case(load_case);
 }
 
 /* Every 16-bit code widens as the formats say, and narrows back to itself (a NaN to a quiet one). */

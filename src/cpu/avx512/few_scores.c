@@ -6,15 +6,9 @@
  *
  * 32 keys at a time over all of d: their chains, two for each row, stay in registers, and their memory is read in
  * order, as it was asked for. A step takes 32 bytes of each key, 16 values of f16 or bf16 or 8 of f32. */
-#include "cpu/ahead.h"
 #include "cpu/avx512/avx512.h"
 #include "cpu/avx512/turn.h"
-
-#include <string.h>
-
-#define KEYS 32 /* side by side */
-#define STEP 32 /* bytes */
-#define LARGEST_DIM 1024
+#include "cpu/few_keys.h"
 
 /* 16 values of 16 bits of 32 keys: x[e] and x[8 + e] hold value e in their parts 0 and 2, value 8 + e in 1 and 3. f16:
  * x[e] has keys 0 … 15, as widening wants 16 keys side by side. bf16 is widened by moves inside parts, which take the
@@ -72,30 +66,15 @@ APA_INLINE void scores_step(int R, apa_dtype dtype, const void *const *keys, int
     }
 }
 
-/* What lies beyond the last whole step, as a step of its own. */
-typedef struct tail_rows {
-    const void *row[KEYS];
-    char bytes[KEYS][STEP];
-} tail_rows;
-
-static void take_tails(const void *const *keys, int64_t at, int64_t bytes, tail_rows *tails)
-{
-    memset(tails->bytes, 0, sizeof tails->bytes);
-    for (int i = 0; i < KEYS; i++) {
-        memcpy(tails->bytes[i], (const char *)keys[i] + at, (size_t)bytes);
-        tails->row[i] = tails->bytes[i];
-    }
-}
-
 APA_INLINE void scores_keys(int R, apa_dtype dtype, const void *const *keys, int64_t D, apa_cpu_asking *asking,
                             apa_cpu_asking *again, const float *q, float *s)
 {
-    const int64_t size = dtype == APA_DTYPE_F32 ? 4 : 2, bytes = D * size, whole = bytes / STEP * STEP;
+    const int64_t size = dtype == APA_DTYPE_F32 ? 4 : 2, bytes = D * size, whole = bytes / KEY_STEP * KEY_STEP;
     __m512 chain[2][APA_CPU_FEW];
     for (int r = 0; r < R; r++)
         chain[0][r] = chain[1][r] = _mm512_setzero_ps();
     tail_rows tails;
-    for (int64_t at = 0; at < bytes; at += STEP) {
+    for (int64_t at = 0; at < bytes; at += KEY_STEP) {
         apa_cpu_ask(asking);
         apa_cpu_ask(again);
         if (at == whole)
@@ -111,7 +90,7 @@ APA_INLINE void scores_keys(int R, apa_dtype dtype, const void *const *keys, int
 APA_INLINE void scores_rows(int R, apa_dtype dtype, const void *const *keys, int64_t D, const apa_cpu_ahead *ahead,
                             const float *q, float *s)
 {
-    const int64_t bytes = D * (dtype == APA_DTYPE_F32 ? 4 : 2), steps = (bytes + STEP - 1) / STEP;
+    const int64_t bytes = D * (dtype == APA_DTYPE_F32 ? 4 : 2), steps = (bytes + KEY_STEP - 1) / KEY_STEP;
     apa_cpu_asking asking = apa_cpu_asking_over(ahead, steps * (TILE / KEYS));
     /* Where the arithmetic is faster than memory, requests seem to get lost, and two tiles of f32 are more than the
      * first-level cache holds: half a tile ahead keys are asked for once more, which costs little. */
@@ -123,46 +102,8 @@ APA_INLINE void scores_rows(int R, apa_dtype dtype, const void *const *keys, int
     }
 }
 
-/* One text for each number of rows: the chains live in registers. */
-APA_INLINE void scores_typed(apa_dtype dtype, const void *const *keys, int64_t D, const apa_cpu_ahead *ahead, int R,
-                             const float *q, float *s)
-{
-    switch (R) {
-    case 1:
-        scores_rows(1, dtype, keys, D, ahead, q, s);
-        break;
-    case 2:
-        scores_rows(2, dtype, keys, D, ahead, q, s);
-        break;
-    case 3:
-        scores_rows(3, dtype, keys, D, ahead, q, s);
-        break;
-    case 4:
-        scores_rows(4, dtype, keys, D, ahead, q, s);
-        break;
-    case 5:
-    case 6:
-        scores_rows(6, dtype, keys, D, ahead, q, s);
-        break;
-    default:
-        scores_rows(8, dtype, keys, D, ahead, q, s);
-    }
-}
-
 void apa_scores_few_avx512(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead,
                            int R, const float *q, float *s)
 {
-    static const uint64_t zeros[LARGEST_DIM * 4 / 8] = {0};
-    const void *whole[TILE];
-    const void *const *from = keys;
-    for (int key = 0; n < TILE && key < TILE; key++)
-        whole[key] = key < n ? keys[key] : zeros;
-    if (n < TILE)
-        from = whole;
-    if (dtype == APA_DTYPE_F16)
-        scores_typed(APA_DTYPE_F16, from, D, ahead, R, q, s);
-    else if (dtype == APA_DTYPE_BF16)
-        scores_typed(APA_DTYPE_BF16, from, D, ahead, R, q, s);
-    else
-        scores_typed(APA_DTYPE_F32, from, D, ahead, R, q, s);
+    scores_of_tile(dtype, keys, n, D, ahead, R, q, s);
 }

@@ -5,20 +5,18 @@
  * The arithmetic of a (row, key) or (row, channel) is that of the kernels with rows in the lanes: one chain of
  * multiply-adds over rising d, or over rising keys. A chain's links follow each other at the latency of a multiply-add,
  * so four groups of keys take turns every eight links. */
-#include "cpu/ahead.h"
 #include "cpu/lanes8/common.h"
 #include "cpu/lanes8/frame.h"
+#include "cpu/few_keys.h"
 #include "cpu/unroll.h"
 
 #include <math.h>
 #include <string.h>
 
 #define FEW APA_CPU_FEW
-#define KEYS 32 /* taken through all of d side by side: their memory is read in order, as it was asked for */
 #define GROUPS (KEYS / EIGHT)
 #define AT_ONCE 4   /* rows whose chains are in registers beside eight vectors of keys */
 #define ASK_EVERY 8 /* keys of P·V: the inner loop is kept free of it, or gcc spills sums */
-#define LARGEST_DIM 1024
 
 APA_INLINE v8f load8(apa_dtype dtype, const char *at)
 {
@@ -57,21 +55,6 @@ APA_INLINE void scores_piece(int R, apa_dtype dtype, const void *const *keys, in
         links(AT_ONCE, R, x, q, sum);
 }
 
-/* What lies beyond the last eight values of the keys, filled up with zeros. */
-typedef struct tail_rows {
-    const void *row[KEYS];
-    char bytes[KEYS][EIGHT * sizeof(float)];
-} tail_rows;
-
-static void take_tails(const void *const *keys, int64_t at, int64_t bytes, tail_rows *tails)
-{
-    memset(tails->bytes, 0, sizeof tails->bytes);
-    for (int i = 0; i < KEYS; i++) {
-        memcpy(tails->bytes[i], (const char *)keys[i] + at, (size_t)bytes);
-        tails->row[i] = tails->bytes[i];
-    }
-}
-
 APA_INLINE void scores_keys(int R, apa_dtype dtype, const void *const *keys, int64_t D, apa_cpu_asking *asking,
                             const float *q, float *s)
 {
@@ -103,45 +86,10 @@ APA_INLINE void scores_rows(int R, apa_dtype dtype, const void *const *keys, int
         scores_keys(R, dtype, keys + key, D, &asking, q, s + key);
 }
 
-/* One text for each number of rows: chains live in registers. */
-APA_INLINE void scores_typed(apa_dtype dtype, const void *const *keys, int64_t D, const apa_cpu_ahead *ahead, int R,
-                             const float *q, float *s)
-{
-    switch (R) {
-    case 1:
-        scores_rows(1, dtype, keys, D, ahead, q, s);
-        break;
-    case 2:
-        scores_rows(2, dtype, keys, D, ahead, q, s);
-        break;
-    case 3:
-        scores_rows(3, dtype, keys, D, ahead, q, s);
-        break;
-    case 4:
-        scores_rows(4, dtype, keys, D, ahead, q, s);
-        break;
-    case 5:
-    case 6:
-        scores_rows(6, dtype, keys, D, ahead, q, s);
-        break;
-    default:
-        scores_rows(FEW, dtype, keys, D, ahead, q, s);
-    }
-}
-
 void KERNEL(scores_few)(apa_dtype dtype, const void *const *keys, int n, int64_t D, const apa_cpu_ahead *ahead, int R,
                         const float *q, float *s)
 {
-    static const uint64_t zeros[LARGEST_DIM * sizeof(float) / sizeof(uint64_t)] = {0};
-    const void *whole[TILE];
-    for (int key = 0; key < TILE; key++)
-        whole[key] = key < n ? keys[key] : zeros;
-    if (dtype == APA_DTYPE_F16)
-        scores_typed(APA_DTYPE_F16, whole, D, ahead, R, q, s);
-    else if (dtype == APA_DTYPE_BF16)
-        scores_typed(APA_DTYPE_BF16, whole, D, ahead, R, q, s);
-    else
-        scores_typed(APA_DTYPE_F32, whole, D, ahead, R, q, s);
+    scores_of_tile(dtype, keys, n, D, ahead, R, q, s);
 }
 
 /* ---- softmax ---- */
