@@ -57,17 +57,12 @@ __device__ __forceinline__ void load_cold(ColdRows<D> &rows, const apa_cuda_job 
     }
 }
 
-/* One tile of the pair at `stage`, for the warps that want it. */
+/* Scores of the pair at `stage` that the warp's rows see. */
 template <int D>
-__device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
-                                        const apa_cuda_job &job, const Unit &unit, const WarpView &view, uint32_t stage,
-                                        int warp)
+__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4],
+                                             const apa_cuda_job &job, const Unit &unit, const WarpView &view,
+                                             uint32_t stage, int number, const PairMeta &meta, int warp)
 {
-    uint32_t entry[4];
-    load_shared_16(entry, stage + FixShape<D>::ENTRY_AT);
-    const int tile = static_cast<int>(entry[0] & 1), number = static_cast<int>(entry[0] / 2);
-    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
-    PairState<D> pair;
     products_fence();
     issue_pair_scores<D>(pair.s, q, stage);
     products_wait<0>();
@@ -78,9 +73,29 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
         warp_rows<1>(job, unit, warp * 16, seen);
         mask_pair(pair.s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-    const float unit_of[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
+}
+
+/* One tile of the pair at `stage`, for the warps that want it. What is taken out was added in the frame of the pair;
+ * what is added has its own. */
+template <int D>
+__device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
+                                        const apa_cuda_job &job, const Unit &unit, const WarpView &view, uint32_t stage,
+                                        int warp)
+{
+    uint32_t entry[4];
+    load_shared_16(entry, stage + FixShape<D>::ENTRY_AT);
+    const int tile = static_cast<int>(entry[0] & 1), number = static_cast<int>(entry[0] / 2);
+    const bool take_out = (entry[1] >> (8 + warp) & 1) != 0;
+    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
+    PairState<D> pair;
+    scores_again<D>(pair, q, job, unit, view, stage, number, meta, warp);
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        if (!take_out && n / 16 != tile)
+            pair.s[n] = MINUS_INF_2;
     float top[2];
-    soften_pair<D>(pair, unit_of, top);
+    const float unit_of[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
+    soften_pair(pair.s, unit_of, top);
     pack_pair(pair.s, pair.p);
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -94,12 +109,11 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
     pin(pair.acc);
     if ((entry[1] >> warp & 1) == 0)
         return;
-    const float sign = (entry[1] >> (8 + warp) & 1) != 0 ? -1.0f : 1.0f;
     meet_frames<D>(rows, top);
     float weight[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        weight[h] = sign * weight_of(tile == 0 ? low_half(pair.frames[h]) : high_half(pair.frames[h]), rows.frame[h]);
+        weight[h] = (take_out ? -1.0f : 1.0f) * weight_of(top[h], rows.frame[h]);
         rows.lambda[h] += (tile == 0 ? pair.acc[D / 8][2 * h] : pair.acc[D / 8][2 * h + 1]) * weight[h];
     }
     add_pair<D>(rows, pair.acc, weight, meta.v_scale); /* there is one tile alone in the sums */
