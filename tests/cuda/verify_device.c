@@ -1,0 +1,3 @@
+/* placeholder while building */
+int apa_nothing_here(void);
+int apa_nothing_here(void) { return 0; }
