@@ -247,6 +247,31 @@ static apa_tensor view(const apa_tensor *packed, const int64_t *cu, int64_t b)
     return tensor;
 }
 
+/* The same problem with tensors in host memory. */
+static int ragged_on_host(apa_context *context, const on_device *data, const apa_problem *ragged,
+                          const apa_recipe *recipe, const device_result *expected)
+{
+    const size_t n = (size_t)(expected->rows * expected->D);
+    float *out = malloc(n * sizeof *out + 1), *lse = malloc((size_t)expected->rows * sizeof *lse + 1);
+    apa_problem problem = *ragged;
+    apa_attention_options options;
+    problem.q.data = data->host[0].data;
+    problem.k.data = data->host[1].data;
+    problem.v.data = data->host[2].data;
+    problem.out = apa_tensor_hnd(out, APA_DTYPE_F32, 1, data->Hq, data->Sq, data->D);
+    problem.lse = apa_tensor_hnd(lse, APA_DTYPE_F32, 1, data->Hq, data->Sq, 1);
+    apa_attention_options_init(&options);
+    options.engine = expected->engine;
+    int failures =
+        expect(apa_attention(context, &problem, recipe, &options, NULL) == APA_STATUS_OK, apa_context_message(context));
+    failures += expect(n > 0 && memcmp(out, expected->out, n * sizeof *out) == 0 &&
+                           memcmp(lse, expected->lse, (size_t)expected->rows * sizeof *lse) == 0,
+                       "the bits of host tensors");
+    free(out);
+    free(lse);
+    return failures;
+}
+
 /* Packed sequences, some without queries or without keys, against a call of each. */
 static int check_ragged(apa_context *context, const char *family, const char *method)
 {
@@ -289,6 +314,7 @@ static int check_ragged(apa_context *context, const char *family, const char *me
         device_result_free(&one);
     }
     failures += expect(memcmp(sum, got.counts, sizeof sum) == 0, "counts are those of all sequences");
+    failures += ragged_on_host(context, &data, &problem, &recipe, &got);
     printf("ragged, %s, %s: %d failures\n", family, method, failures);
     device_result_free(&got);
     on_device_free(&data);
