@@ -75,12 +75,12 @@ APA_EXPORT void apa_cuda_options_init(apa_cuda_options *options);
 
 /* What a call would do on the current device. */
 typedef struct apa_cuda_plan {
-    size_t size;       /* sizeof(apa_cuda_plan), set by apa_cuda_plan_init() */
-    char engine[16];   /* "cuda:warp", "cuda:wgmma" */
-    char kernel[64];   /* which kernels, for people */
-    apa_recipe recipe; /* resolved; where sequences differ, for the longest */
+    size_t size;     /* sizeof(apa_cuda_plan), set by apa_cuda_plan_init() */
+    char engine[16]; /* "cuda:warp", "cuda:wgmma" */
+    char kernel[64]; /* which kernels, for people */
     size_t workspace_bytes;
     size_t prepared_bytes; /* for options.prepared_room keys a sequence */
+    apa_recipe recipe;     /* resolved; where sequences differ, for the longest */
 } apa_cuda_plan;
 
 APA_EXPORT void apa_cuda_plan_init(apa_cuda_plan *plan);
