@@ -125,6 +125,7 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->c = (float)job->c_exact;
     job->negate = call->scale < 0.0;
     const apa_recipe *recipe = &call->recipe;
+    job->half_sums = recipe->exact_accum == APA_ACCUMULATOR_F16;
     const double eps = recipe->force == APA_FORCE_LOW ? 2.0 : recipe->eps;
     job->eps = (float)eps;
     job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;

@@ -49,6 +49,7 @@ typedef struct apa_cuda_job {
     float c;                          /* |softmax scale|·log2 e, not 0 */
     int32_t negate;                   /* the scale was negative: q counts as -q */
     double c_exact;                   /* the same as c, not rounded */
+    int32_t half_sums;                /* exact tiles: P·V sums of a tile in FP16; f16 alone */
 
     /* the adaptive method */
     float log2_eps, eps; /* eps >= 1: no candidates */

@@ -56,6 +56,9 @@ typedef struct test_case {
 /* exact in 16 bits: P is rounded to 11 bits (f16), 8 bits (bf16) before the product */
 #define F16 1e-3
 #define BF16 6e-3
+/* FP16 sums: at most 4 roundings to 11 bits a tile, wherever the matrix unit has them. */
+#define HALF_SUMS 3e-3
+#define HALF "exact_accum=f16"
 /* On sm_90 E4M3 products are sums of 16-bit ones in FP32; matrix units that have E4M3 keep about 13 bits of a sum. */
 #define E4M3 2e-3
 /* E2M1 has 8 steps: a P on the edge of two (by an error of 2^-22 in a score) moves by a third. */
@@ -74,6 +77,8 @@ static const test_case small_cases[] = {
     {"randn", "exact", NULL, 1, 2, 1, 100, 190, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"randn", "exact", NULL, 2, 3, 1, 33, 129, 128, 1, 1, DEFAULT, -1, -1, NAN, BF16},
     {"randn", "exact", NULL, 1, 2, 2, 70, 200, 256, 0, 0, DEFAULT, -1, -1, NAN, F16},
+    {"randn", "exact", HALF, 1, 2, 1, 100, 190, 64, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"randn", "exact", HALF, 1, 2, 2, 70, 200, 256, 0, 0, DEFAULT, -1, -1, NAN, HALF_SUMS},
     {"outliers", "apa", NULL, 1, 2, 1, 100, 333, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"topics", "apa", "eps=0.02", 2, 3, 1, 50, 640, 128, 0, 0, DEFAULT, -1, -1, NAN, F16},
     {"randn", "cold", NULL, 1, 2, 2, 70, 200, 256, 1, 1, DEFAULT, -1, -1, NAN, BF16},
@@ -100,7 +105,17 @@ static const test_case cases[] = {
     {"randn", "exact", NULL, 1, 2, 1, 64, 640, 128, 0, 0, DEFAULT, -1, -1, 0.0, F16},
     {"randn", "exact", NULL, 1, 2, 1, 64, 640, 128, 0, 0, DEFAULT, -1, -1, 3.0, F16},
     {"randn", "exact", NULL, 1, 2, 2, 200, 100, 128, 0, 1, DEFAULT, -1, -1, NAN, F16}, /* rows that see nothing */
+    {"randn", "exact", HALF, 1, 6, 2, 384, 1000, 128, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"sink-tail", "exact", HALF, 1, 3, 1, 128, 8192, 128, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"outliers", "exact", HALF, 1, 4, 2, 300, 2000, 64, 0, 1, 1500, 1100, -1, NAN, HALF_SUMS},
+    {"topics", "exact", HALF, 1, 24, 8, 1, 5000, 256, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"randn", "exact", HALF, 1, 2, 1, 64, 640, 128, 0, 0, DEFAULT, -1, -1, 3.0, HALF_SUMS},
     /* adaptive */
+    {"topics", "apa", HALF, 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"sink-tail", "apa", HALF, 1, 3, 1, 256, 16384, 64, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"outliers", "apa", HALF, 1, 2, 2, 300, 3001, 256, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
+    {"topics", "apa", "exact_accum=f16 cold_format=nvfp4 eps=0.02", 1, 6, 2, 512, 950, 128, 0, 0, DEFAULT, -1, -1, NAN,
+     HALF_SUMS},
     {"topics", "apa", NULL, 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, F16},
     {"topics", "apa", NULL, 1, 3, 1, 1024, 4096, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"sink-tail", "apa", NULL, 1, 3, 1, 256, 16384, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
