@@ -100,8 +100,10 @@ apa_status apa_cuda_accept(apa_context *context, const apa_recipe *recipe)
         return refuse_knob(context, recipe, "smooth_v", "off");
     if (recipe->p_scale != (nvfp4 ? APA_P_SCALE_UE4M3 : APA_P_SCALE_ROW_TILE))
         return refuse_knob(context, recipe, "p_scale", "row-tile, with nvfp4 ue4m3");
-    if (recipe->skip == APA_TOGGLE_ON)
-        return refuse_knob(context, recipe, "skip", "off");
+    if (recipe->skip == APA_TOGGLE_ON && !apa_cuda_trait_skips(apa_cuda_trait_find(recipe, &knob)))
+        return refuse_knob(
+            context, recipe, "skip",
+            "off, or on with int8 scores and coarse scales (others' error bounds leave nothing to skip)");
     return check_order(context, recipe);
 }
 

@@ -45,6 +45,11 @@ const apa_cuda_trait *apa_cuda_trait_find(const apa_recipe *recipe, const char *
     return NULL;
 }
 
+bool apa_cuda_trait_skips(const apa_cuda_trait *trait)
+{
+    return trait->number == APA_CUDA_INT8 || trait->number == APA_CUDA_INT8_E4M3;
+}
+
 void apa_cuda_trait_prefer(apa_recipe *recipe)
 {
     if (recipe->exact_accum == APA_ACCUMULATOR_F16 && recipe->exact_flush < 0)

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, STEPS };
+enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, STEPS };
 enum { MOST_SPANS = 32, RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
 
 #define BASE ((char *)(UINT64_C(1) << 40)) /* of the workspace: an address that nobody reads */
@@ -103,6 +103,7 @@ static void add_units(const apa_cuda_job *job)
     ADD(candidate, U * 8 * T);
     ADD(mass, U * 8 * T * 16);
     ADD(part_lambda, job->splits * U * 128);
+    ADD(part_skipped, job->skip ? job->splits * U * 128 : 0);
     ADD(hot_tile, U * T);
     ADD(hot_mask, U * T);
     ADD(fix_tile, U * T);
@@ -186,8 +187,11 @@ static int caught(const apa_cuda_job *job, int step, bool hopper)
     add_units(&batch);
     if (step == COLD)
         check_cut(job, step);
-    else if (step != KEYS)
+    else if (step != KEYS && !job->again)
         at.next_unit[step] += job->unit_count;
+    if (job->again) /* of a batch whose outputs were looked at, and only where there is something to bring back */
+        assert_true(job->skip && (step == FIX || step == HOT || step == FINISH) &&
+                    at.next_unit[RECHECK] == job->unit_first + job->unit_count);
     return 0;
 }
 
@@ -213,6 +217,7 @@ CATCH(apa_cuda_launch_prep_queries, QUERIES, false)
 CATCH(apa_cuda_launch_cold, COLD, false)
 CATCH(apa_cuda_launch_fix, FIX, false)
 CATCH(apa_cuda_launch_hot, HOT, false)
+CATCH(apa_cuda_launch_recheck, RECHECK, false)
 CATCH(apa_cuda_launch_judge, JUDGE, at.hopper)
 CATCH(apa_wgmma_launch_prep_keys, KEYS, true)
 CATCH(apa_wgmma_launch_prep_queries, QUERIES, true)
@@ -301,6 +306,7 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
                           s->B * s->Hkv;
     const bool exact = strcmp(method, "exact") == 0;
     assert_true(at.next_unit[EXACT] == (exact ? units : 0) && at.next_unit[COLD] == (exact ? 0 : units));
+    assert_true(at.next_unit[RECHECK] == (knob != NULL && strcmp(knob, "skip") == 0 ? units : 0));
     for (int step = QUERIES; step <= HOT; step++)
         if (step != FIX || at.hopper)
             assert_true(at.next_unit[step] == at.next_unit[COLD]);
@@ -310,8 +316,13 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
 static const struct {
     const char *method, *knob, *value;
 } methods[] = {
-    {"exact", NULL, NULL},           {"apa", NULL, NULL}, {"cold", NULL, NULL}, {"apa", "qk_scale_granularity", "row"},
+    {"exact", NULL, NULL},
+    {"apa", NULL, NULL},
+    {"cold", NULL, NULL},
+    {"apa", "qk_scale_granularity", "row"},
     {"apa", "cold_format", "nvfp4"},
+    {"apa", "skip", "on"},
+    {"exact", "exact_accum", "f16"},
 };
 
 static void check_shape(const shape *s)

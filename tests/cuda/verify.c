@@ -172,6 +172,34 @@ static const test_case cases[] = {
     {"topics", "apa", "cold_format=nvfp4", 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, NVFP4_CUT},
 };
 
+/* Tiles left out. A key holds all of a row (sink-tail with steeper scores, so that the other tiles are sure to be lost
+ * in FP32), and a share of the visible tiles between two bounds has to be skipped. At 3.5 times the usual scale masses
+ * are small enough but the other tiles' values, 50 times the sink's, would show: all come back. */
+typedef struct skip_case {
+    test_case common;
+    double least, most;
+} skip_case;
+
+#define SKIP "skip=on"
+
+static const skip_case small_skip_cases[] = {
+    {{"sink-tail", "apa", SKIP, 1, 2, 1, 64, 500, 64, 0, 1, DEFAULT, -1, -1, 0.5625, F16}, 0.5, 1},
+    {{"sink-tail", "apa", SKIP, 1, 2, 1, 64, 500, 64, 0, 1, DEFAULT, -1, -1, 0.4375, F16}, 0, 0.05},
+};
+
+static const skip_case skip_cases[] = {
+    {{"sink-tail", "apa", SKIP, 4, 24, 8, 768, 1024, 64, 0, 1, DEFAULT, -1, -1, 0.5625, F16}, 0.5, 1},
+    {{"sink-tail", "apa", SKIP, 4, 24, 8, 768, 1024, 64, 0, 1, DEFAULT, -1, -1, 0.4375, F16}, 0, 0.05},
+    {{"sink-tail", "cold", "skip=on pv_format=e4m3", 1, 3, 1, 256, 2048, 128, 0, 0, DEFAULT, -1, -1, 0.4, E4M3},
+     0.1,
+     1},
+    {{"sink-tail", "apa", SKIP, 1, 2, 2, 100, 1000, 256, 1, 1, DEFAULT, -1, -1, 0.28, BF16}, 0.05, 1},
+    {{"sink-tail", "apa", SKIP, 2, 8, 2, 5, 500, 128, 0, 1, DEFAULT, -1, -1, 0.4, F16}, 0.05, 1}, /* packing rows */
+    {{"sink-tail", "apa", SKIP, 1, 4, 2, 300, 500, 128, 0, 1, DEFAULT, 450, -1, 0.4, F16}, 0.01, 1},
+    {{"randn", "apa", SKIP, 1, 4, 2, 512, 4096, 128, 0, 1, DEFAULT, -1, -1, NAN, F16}, 0, 0},
+    {{"topics", "apa", SKIP, 1, 6, 2, 300, 2000, 128, 0, 1, DEFAULT, -1, -1, 0.2, F16}, 0, 1},
+};
+
 typedef struct run_data {
     cli_synthetic shape;
     apa_array q, k, v;
@@ -271,6 +299,8 @@ static void compare_verdicts(apa_context *context, run_data *data, const apa_rec
 {
     const size_t n = (size_t)(data->pairs * data->tiles);
     *differ = *wrong = 0;
+    for (size_t i = 0; i < n; i++) /* left out as cold */
+        data->verdict[0][i] = data->verdict[0][i] == APA_VERDICT_SKIPPED ? APA_VERDICT_COLD : data->verdict[0][i];
     for (size_t i = 0; i < n; i++)
         *differ += data->verdict[0][i] != data->verdict[1][i];
     if (*differ == 0)
@@ -390,6 +420,48 @@ static void run_case(apa_context *context, const test_case *c)
         check(0, "run");
     }
     fflush(stdout);
+    give_back(&data);
+}
+
+/* Skipped tiles change nothing but the last bits: with them and without, by the same engine. */
+static void run_skip_case(apa_context *context, const skip_case *skip)
+{
+    const test_case *c = &skip->common;
+    if (only_method != NULL && strcmp(only_method, c->method) != 0)
+        return;
+    run_case(context, c);
+    run_data data;
+    apa_recipe recipe;
+    apa_statistics statistics[2];
+    apa_error error;
+    if (!prepare(c, &data)) {
+        check(0, "no memory");
+        return;
+    }
+    int64_t shown = 0;
+    apa_recipe_init(&recipe, c->method);
+    if (strstr(c->set, "pv_format=e4m3") != NULL)
+        recipe.pv_format = APA_PV_FORMAT_E4M3;
+    for (int i = 0; i < 2; i++) {
+        recipe.skip = i == 0 ? APA_TOGGLE_ON : APA_TOGGLE_OFF;
+        check(run(context, &data, engine, &recipe, data.out[i], data.lse[i], data.verdict[i], &statistics[i]) ==
+                  APA_STATUS_OK,
+              "run");
+    }
+    for (int64_t i = 0; i < data.pairs * data.tiles; i++)
+        shown += data.verdict[0][i] == APA_VERDICT_SKIPPED;
+    const apa_tensor o[2] = {apa_tensor_hnd(data.out[0], APA_DTYPE_F32, c->B, c->Hq, c->Sq, c->D),
+                             apa_tensor_hnd(data.out[1], APA_DTYPE_F32, c->B, c->Hq, c->Sq, c->D)};
+    const apa_tensor l[2] = {apa_tensor_hnd(data.lse[0], APA_DTYPE_F32, c->B, c->Hq, c->Sq, 1),
+                             apa_tensor_hnd(data.lse[1], APA_DTYPE_F32, c->B, c->Hq, c->Sq, 1)};
+    check(apa_error_measure(context, &o[0], &l[0], &o[1], &l[1], &error) == APA_STATUS_OK, "measure");
+    printf("  skipped %.1f%%, to the run without: l2 %.1e worst %.1e lse %.1e\n", 100 * statistics[0].skip_share,
+           error.rel_l2, error.rel_l2_max, error.lse_max_abs);
+    check(statistics[0].skip_share >= skip->least && statistics[0].skip_share <= skip->most, "share of skipped tiles");
+    check(shown == statistics[0].skipped && statistics[1].skipped == 0, "skipped tiles in the map of verdicts");
+    check(statistics[0].hot == statistics[1].hot, "hot pairs");
+    check(error.rel_l2 <= 1e-6 && error.rel_l2_max <= 1e-5, "another output with skipped tiles");
+    check(error.lse_max_abs <= 2e-5, "another LSE with skipped tiles"); /* of up to 45: FP32 */
     give_back(&data);
 }
 
@@ -596,6 +668,12 @@ int main(int argc, char **argv)
         run_case(context, &small_cases[i]);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0] && !quick; i++)
         run_case(context, &cases[i]);
+    /* cuda:wgmma takes skip=off alone */
+    for (size_t i = 0; i < sizeof small_skip_cases / sizeof small_skip_cases[0] && strcmp(engine, "cuda:wgmma") != 0;
+         i++)
+        run_skip_case(context, &small_skip_cases[i]);
+    for (size_t i = 0; i < sizeof skip_cases / sizeof skip_cases[0] && !quick && strcmp(engine, "cuda:wgmma") != 0; i++)
+        run_skip_case(context, &skip_cases[i]);
     apa_context_destroy(context);
     printf("%d failures\n", failures);
     return failures == 0 ? 0 : 1;

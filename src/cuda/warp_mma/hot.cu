@@ -122,6 +122,8 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOC
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    if (job.again != 0 && job.list_count[unit.local * 2 + 1] == 0)
+        return;
     __shared__ Entries entries;
     const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
