@@ -2,6 +2,7 @@
 #include "cuda/arena.h"
 #include "cuda/enqueue.h"
 
+#include "apa/cuda.h"
 #include "cuda/accept.h"
 #include "cuda/job.h"
 #include "cuda/trait.h"
@@ -12,6 +13,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+_Static_assert((int)APA_CUDA_COUNTS == (int)APA_CUDA_COUNT_NUMBER && (int)APA_CUDA_SKIPPED == APA_CUDA_COUNT_SKIPPED,
+               "counts are the caller's");
 
 #define LOG2_E 1.4426950408889634074
 #define FAR (INT64_C(1) << 62)
