@@ -3,7 +3,7 @@
 #   APA_CUDA=OFF   left out; apa/cuda.h says so at run time
 #   APA_CUDA=ON    an error when there is no nvcc
 #   APA_CUDA=AUTO  ON where there is an nvcc
-# APA_CUDA_ARCHS lists what machine code is made for, as nvcc names it.
+# APA_CUDA_ARCHS lists what machine code is made for, as nvcc names it; NN-virtual: PTX alone, which the driver compiles.
 set(APA_CUDA OFF CACHE STRING "CUDA engine: OFF, ON, AUTO")
 set(APA_CUDA_ARCHS "80;86;89;90;120a" CACHE STRING "CUDA architectures")
 set_property(CACHE APA_CUDA PROPERTY STRINGS OFF ON AUTO)
@@ -53,7 +53,11 @@ set(apa_cuda_flags -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wal
     -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
 set(apa_cuda_archs_warp_mma "")
 foreach(arch ${APA_CUDA_ARCHS})
-  list(APPEND apa_cuda_archs_warp_mma -gencode arch=compute_${arch},code=sm_${arch})
+  if(arch MATCHES "^(.*)-virtual$")
+    list(APPEND apa_cuda_archs_warp_mma -gencode arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1})
+  else()
+    list(APPEND apa_cuda_archs_warp_mma -gencode arch=compute_${arch},code=sm_${arch})
+  endif()
 endforeach()
 set(apa_cuda_archs_cuda ${apa_cuda_archs_warp_mma}) # what all families share
 set(apa_cuda_archs_wgmma -gencode arch=compute_90a,code=sm_90a) # these instructions are of this device alone
@@ -94,12 +98,18 @@ if(APA_TESTS)
   target_include_directories(apa_cuda_verify SYSTEM PRIVATE ${APA_CUDA_INCLUDE})
   target_link_libraries(apa_cuda_verify PRIVATE apa_static PkgConfig::JANSSON)
 
+  # What racecheck says of rings of bulk copies in general: to be run by hand too.
+  add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/cuda_race
+    COMMAND ${APA_NVCC} ${apa_cuda_flags} -gencode arch=compute_90,code=sm_90 ${PROJECT_SOURCE_DIR}/tests/cuda/race.cu -o ${CMAKE_BINARY_DIR}/cuda_race
+    DEPENDS tests/cuda/race.cu src/cuda/ptx.cuh COMMENT "nvcc race.cu" VERBATIM)
+  add_custom_target(apa_cuda_race ALL DEPENDS ${CMAKE_BINARY_DIR}/cuda_race)
+
   # What the host side would launch, with the launchers caught: needs no device.
   add_executable(test_cuda_plan tests/cuda/plan.c tests/cuda/calls.c)
   target_include_directories(test_cuda_plan SYSTEM PRIVATE ${APA_CUDA_INCLUDE})
   target_link_libraries(test_cuda_plan PRIVATE apa_test_support)
   target_link_options(test_cuda_plan PRIVATE -Wl,--wrap=apa_cuda_current,--wrap=apa_wgmma_make_maps,--wrap=apa_cuda_launch_gather,--wrap=cudaPointerGetAttributes)
-  foreach(step exact prep_keys prep_queries cold judge fix hot finish)
+  foreach(step exact prep_keys prep_queries cold judge fix hot recheck finish)
     target_link_options(test_cuda_plan PRIVATE -Wl,--wrap=apa_cuda_launch_${step},--wrap=apa_wgmma_launch_${step})
   endforeach()
   add_test(NAME test_cuda_plan COMMAND test_cuda_plan)

@@ -3,6 +3,7 @@
 #include "apa/cuda.h"
 
 #include "cuda/accept.h"
+#include "cuda/enqueue.h"
 #include "cuda/job.h"
 #include "cuda/trait.h"
 #include "recipe/defaults.h"
@@ -48,6 +49,8 @@ static void test_traits(void **state)
         {"apa", "", APA_CUDA_INT8},
         {"cold", "", APA_CUDA_INT8},
         {"apa", "cold_format=int8", APA_CUDA_INT8},
+        {"apa", "skip=on", APA_CUDA_INT8},
+        {"cold", "skip=on pv_format=e4m3", APA_CUDA_INT8_E4M3},
         {"apa", "qk_scale_granularity=row", APA_CUDA_INT8_FINE},
         {"apa", "v_scale_granularity=tile-channel", APA_CUDA_INT8_FINE},
         {"apa", "pv_format=e4m3", APA_CUDA_INT8_E4M3},
@@ -88,9 +91,12 @@ static void test_refusals(void **state)
         {"apa", "group=32", "group"},
         {"apa", "tile=32", "tile"},
         {"apa", "smooth_v=on", "smooth_v"},
-        {"apa", "skip=on", "skip"},
+        {"apa", "skip=on qk_scale_granularity=row", "skip"},
+        {"apa-e4m3", "skip=on", "skip"},
+        {"apa-nvfp4", "skip=on", "skip"},
         {"apa", "exact_format=f16", "exact_format"},
-        {"apa", "exact_accum=f16", "exact_accum"},
+        {"apa", "exact_accum=f16 exact_flush=0", "exact_flush"},
+        {"exact", "exact_accum=f16 exact_flush=32", "exact_flush"},
         {"apa", "cold_format=e4m3 pv_accum=fp22", "pv_accum"},
         {"thrift", "", NULL},
         {"sage3", "", NULL},
@@ -119,6 +125,24 @@ static void test_all_hot(void **state)
     assert_false(apa_cuda_all_hot(&cold));
     assert_int_equal(apa_cuda_accept(context, &exact), APA_STATUS_OK);
     assert_int_equal(apa_cuda_accept(context, &below), APA_STATUS_OK);
+}
+
+/* FP16 sums: taken with their own end, of f16 alone. */
+static void test_half_sums(void **state)
+{
+    (void)state;
+    static const char *const presets[] = {"exact", "apa", "apa-nvfp4"};
+    for (int i = 0; i < 3; i++) {
+        const apa_recipe recipe = resolved(presets[i], "exact_accum=f16");
+        assert_int_equal(recipe.exact_flush, APA_CUDA_TILE);
+        assert_int_equal(apa_cuda_accept(context, &recipe), APA_STATUS_OK);
+    }
+    apa_call call = {.D = 64, .Dv = 64, .G = 1, .recipe = resolved("exact", "exact_accum=f16")};
+    call.q.dtype = call.k.dtype = call.v.dtype = APA_DTYPE_F16;
+    assert_int_equal(apa_cuda_check_shape(context, &call), APA_STATUS_OK);
+    call.q.dtype = call.k.dtype = call.v.dtype = APA_DTYPE_BF16;
+    assert_int_equal(apa_cuda_check_shape(context, &call), APA_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(apa_context_message(context), "exact_accum"));
 }
 
 /* What a device gets is something that it runs, with a reason. */
@@ -188,8 +212,9 @@ static void test_absent(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_traits),  cmocka_unit_test(test_refusals), cmocka_unit_test(test_all_hot),
-        cmocka_unit_test(test_devices), cmocka_unit_test(test_sizes),    cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_traits),    cmocka_unit_test(test_refusals), cmocka_unit_test(test_all_hot),
+        cmocka_unit_test(test_half_sums), cmocka_unit_test(test_devices),  cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_absent),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

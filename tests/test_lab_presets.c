@@ -263,7 +263,8 @@ static void test_pcast_order_and_scale(void **state)
 }
 
 /* P·V in 16 bits: a sink of weight 1 and tail keys of e^-11 each, 16 of which are under half an FP16 ulp of 1. The
- * exact pass of the original adds them to o and loses them; the sum l does not. */
+ * exact pass of the original adds them to o and loses them; the sum l does not. Where FP16 sums end with their tile,
+ * only the 63 keys beside the sink are lost. */
 static void test_exact_pass_with_f16_sums(void **state)
 {
     apa_test_problem *t = make_sink(16, 4100, 11, 0, 1, 1, 61);
@@ -273,11 +274,19 @@ static void test_exact_pass_with_f16_sums(void **state)
         apa_test_set(&t->problem.k, 0, 0, j, 15, j == 0 ? 11 : 0);
     const apa_recipe f16 = apa_test_recipe("exact", "exact_accum=f16"),
                      f32 = apa_test_recipe("exact", "exact_accum=f32");
+    static const char *const flushed[] = {"exact_accum=f16 exact_flush=64", "exact_accum=f16 exact_flush=16"};
     apa_test_run(&apa_reference_engine, context, t, &f16, NULL, NULL);
     const double l = 1 + 4099 * exp(-11);
     assert_true(fabs(apa_test_get(&t->problem.out, 0, 0, 3, 5) - 1 / l) <= 1e-3);
     apa_test_run(&apa_reference_engine, context, t, &f32, NULL, NULL);
     assert_true(fabs(apa_test_get(&t->problem.out, 0, 0, 3, 5) - 1) <= 1e-4);
+    for (int i = 0; i < 2; ++i) {
+        const apa_recipe recipe = apa_test_recipe("exact", flushed[i]);
+        apa_test_run(&apa_reference_engine, context, t, &recipe, NULL, NULL);
+        /* 64 keys at 16 a time: sums of ones are exact, the sink's tile loses or keeps what rounding makes of it */
+        assert_true(fabs(apa_test_get(&t->problem.out, 0, 0, 3, 5) - 1) <= 63 * exp(-11) + 1e-5);
+        assert_true(fabs(apa_test_get(&t->problem.out, 0, 0, 3, 5) - 1 / l) >= .05);
+    }
     apa_test_free(t);
 }
 

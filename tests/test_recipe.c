@@ -91,6 +91,7 @@ static const expectation expectations[] = {
     {"pv_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
     {"pv_flush", "integer", "auto", {"auto", "0", "16", "32", "64"}, {"-2", "65", "1.5"}},
     {"exact_accum", "choice", "auto", {"auto", "f64", "f32", "f16"}, {"fp32"}},
+    {"exact_flush", "integer", "auto", {"auto", "0"}, {"-2", "65", "1.5"}},
     {"softmax", "choice", "auto", {"auto", "online"}, {"flash"}},
     {"s_format", "choice", "auto", {"auto", "exact"}, {"f32"}},
     {"p_format", "choice", "auto", {"auto", "exact"}, {"f32"}},
@@ -444,6 +445,9 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         {"pv_format=e4m3 pv_accum=f16 pv_flush=0 v_range=2.25", "pv_accum", "65504"},
         {"pv_format=nvfp4 pv_accum=f16", "pv_accum", "65504"},
         {"exact_accum=fp22", "exact_accum", "f64|f32|f16"},
+        {"exact_accum=f16 exact_flush=48", "exact_flush", "16, 32 or 64"},
+        {"exact_flush=64", "exact_flush", "exact_accum=f16"},
+        {"softmax=whole force=high exact_accum=f16 exact_flush=64", "exact_flush", "softmax=online"},
         {"softmax=whole", "softmax", "force=high"},
         {"softmax=tree force=low", "softmax", "force=high"},
         {"softmax=tree force=high smooth_k=on", "softmax", "smooth_k=off"},
@@ -471,6 +475,7 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         "pv_format=e4m3 p_map=direct p_scale=static lazy_tau=0",
         "accum=fp22 pv_format=e4m3",
         "qk_format=exact qk_accum=f16",
+        "exact_accum=f16 exact_flush=64",
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const apa_recipe recipe = with(good[i]);

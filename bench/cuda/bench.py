@@ -85,7 +85,7 @@ class Library:
         options.family = family.encode()
         self.check(self.lib.apa_cuda_attention_plan(self.context, ctypes.byref(problem), recipe, ctypes.byref(options), ctypes.byref(plan)))
         workspace = torch.empty(max(plan.workspace_bytes, 256), dtype=torch.uint8, device="cuda")
-        counts = torch.zeros(3, dtype=torch.int64, device="cuda")
+        counts = torch.zeros(4, dtype=torch.int64, device="cuda")
         options.stream = torch.cuda.current_stream().cuda_stream
         options.workspace, options.workspace_bytes, options.counts = workspace.data_ptr(), workspace.numel(), counts.data_ptr()
 
@@ -250,7 +250,7 @@ def main():
             for m, run in methods.items():
                 ms = statistics.median(times[m])
                 spread = (max(times[m]) - min(times[m])) / ms
-                counts = run.counts.tolist() if hasattr(run, "counts") else [0, 0, 0]
+                counts = run.counts.tolist() if hasattr(run, "counts") else [0, 0, 0, 0]
                 record = {"shape": name, "kind": kind, "method": m, "engine": getattr(run, "engine", ""), "kernel": getattr(run, "kernel", ""), "ms": ms, "spread": spread, "tflops": 4 * B * Hq * pairs * D / ms / 1e9,
                           "to_flash": ms / to["flash"], "to_cudnn": ms / to["cudnn"], "rel_l2": errors[m][0], "worst": errors[m][1],
                           "rel_l2_to_exact": all_pairs[m][0], "min_cos_to_exact": all_pairs[m][1],

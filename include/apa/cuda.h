@@ -32,9 +32,15 @@ APA_EXPORT apa_status apa_cuda_device_count(apa_context *context, int32_t *count
 /* Describes device `index`. Errors: INVALID_ARGUMENT, UNSUPPORTED. */
 APA_EXPORT apa_status apa_cuda_device_describe(apa_context *context, int32_t index, apa_cuda_device *device);
 
-/* Order of options.counts: pairs of (row, tile) that are visible, of these hot, and hot by the running sum before the
- * second look. */
-enum { APA_CUDA_COUNT_VISIBLE = 0, APA_CUDA_COUNT_HOT = 1, APA_CUDA_COUNT_CANDIDATES = 2, APA_CUDA_COUNT_NUMBER = 3 };
+/* Order of options.counts: pairs of (row, tile) that are visible, of these hot, hot by the running sum before the
+ * second look, and skipped. */
+enum {
+    APA_CUDA_COUNT_VISIBLE = 0,
+    APA_CUDA_COUNT_HOT = 1,
+    APA_CUDA_COUNT_CANDIDATES = 2,
+    APA_CUDA_COUNT_SKIPPED = 3,
+    APA_CUDA_COUNT_NUMBER = 4
+};
 
 typedef struct apa_cuda_options {
     size_t size;  /* sizeof(apa_cuda_options), set by apa_cuda_options_init() */

@@ -238,6 +238,7 @@ typedef struct apa_recipe {
     apa_accumulator pv_accum; /* P·V over keys */
     int32_t pv_flush;         /* keys after which P·V goes to an FP32 sum: 16, 32, 64; 0 = never, -1 = auto */
     apa_accumulator exact_accum;
+    int32_t exact_flush; /* exact_accum f16: keys after which P·V goes to an FP32 sum; 0 = never, -1 = auto */
 
     /* the exact pass */
     apa_softmax softmax;

@@ -36,6 +36,8 @@ static apa_recipe without_cold_knobs(const apa_recipe *recipe)
     plain.pv_format = apa_recipe_pv_format(&plain);
     plain.qk_scale_granularity = APA_QK_GRANULARITY_AUTO;
     plain.v_scale_granularity = APA_V_GRANULARITY_AUTO;
+    if (recipe->exact_accum == APA_ACCUMULATOR_F16 && recipe->exact_flush == APA_CUDA_TILE)
+        plain.exact_accum = APA_ACCUMULATOR_F64;
     if (!apa_cuda_all_hot(recipe))
         return plain;
     plain.exact_q = plain.exact_k = plain.exact_p = plain.exact_v = APA_TOGGLE_OFF;
@@ -59,6 +61,8 @@ static apa_status check_walk(apa_context *context, const apa_recipe *recipe)
         return refuse_knob(context, recipe, "tile", "64");
     if (recipe->exact_format != APA_EXACT_FORMAT_INPUT)
         return refuse_knob(context, recipe, "exact_format", "input");
+    if (recipe->exact_accum == APA_ACCUMULATOR_F16 && recipe->exact_flush != APA_CUDA_TILE)
+        return refuse_knob(context, recipe, "exact_flush", "64 (with exact_accum=f16)");
     if (apa_recipe_beyond_walk(&plain, &knob))
         return refuse_knob(context, recipe, knob, "the plain adaptive walk only");
     return APA_STATUS_OK;
@@ -96,8 +100,10 @@ apa_status apa_cuda_accept(apa_context *context, const apa_recipe *recipe)
         return refuse_knob(context, recipe, "smooth_v", "off");
     if (recipe->p_scale != (nvfp4 ? APA_P_SCALE_UE4M3 : APA_P_SCALE_ROW_TILE))
         return refuse_knob(context, recipe, "p_scale", "row-tile, with nvfp4 ue4m3");
-    if (recipe->skip == APA_TOGGLE_ON)
-        return refuse_knob(context, recipe, "skip", "off");
+    if (recipe->skip == APA_TOGGLE_ON && !apa_cuda_trait_skips(apa_cuda_trait_find(recipe, &knob)))
+        return refuse_knob(
+            context, recipe, "skip",
+            "off, or on with int8 scores and coarse scales (others' error bounds leave nothing to skip)");
     return check_order(context, recipe);
 }
 
@@ -108,6 +114,9 @@ apa_status apa_cuda_check_shape(apa_context *context, const apa_call *call)
         return refuse(context, "dtype", "q, k and v that differ", "one dtype for all three");
     if (call->q.dtype != APA_DTYPE_F16 && call->q.dtype != APA_DTYPE_BF16)
         return refuse(context, "dtype", apa_dtype_name(call->q.dtype), "f16 and bf16");
+    if (call->q.dtype != APA_DTYPE_F16 && call->recipe.exact_accum == APA_ACCUMULATOR_F16)
+        return refuse_knob(context, &call->recipe, "exact_accum",
+                           "auto|f64|f32 with bf16 (no matrix unit sums it in 16 bits)");
     if (call->out.dtype == APA_DTYPE_F64 || call->lse.dtype == APA_DTYPE_F64)
         return refuse(context, "dtype of out or lse", "f64", "f16, bf16 and f32 (lse: f32)");
     if (call->D != call->Dv || (call->D != 64 && call->D != 128 && call->D != 256)) {

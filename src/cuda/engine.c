@@ -208,7 +208,7 @@ static cudaError_t move_out(session *at, const apa_call *call, size_t verdicts, 
     statistics->hot = (int64_t)counts[APA_CUDA_HOT];
     statistics->candidates = (int64_t)counts[APA_CUDA_CANDIDATES];
     statistics->cold = statistics->visible - statistics->hot;
-    statistics->skipped = 0;
+    statistics->skipped = (int64_t)counts[APA_CUDA_SKIPPED];
     statistics->prep_ms = (double)prep;
     statistics->attention_ms = (double)attention;
     return cudaSuccess;

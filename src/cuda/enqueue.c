@@ -2,6 +2,7 @@
 #include "cuda/arena.h"
 #include "cuda/enqueue.h"
 
+#include "apa/cuda.h"
 #include "cuda/accept.h"
 #include "cuda/job.h"
 #include "cuda/trait.h"
@@ -13,12 +14,16 @@
 #include <stdio.h>
 #include <string.h>
 
+_Static_assert((int)APA_CUDA_COUNTS == (int)APA_CUDA_COUNT_NUMBER && (int)APA_CUDA_SKIPPED == APA_CUDA_COUNT_SKIPPED,
+               "counts are the caller's");
+
 #define LOG2_E 1.4426950408889634074
 #define FAR (INT64_C(1) << 62)
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define LEAST_TILES 8                  /* of a split */
 #define MOST_SPLITS 64
 #define MOST_HOT_SPLITS 8
+#define LEAST_EPS_TO_SKIP 0x1p-20
 #define BLOCK_RESERVE                                                                                                  \
     1280 /* shared memory of a block that is not asked for: static, and the 1 KB that the driver takes */
 
@@ -125,6 +130,7 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->c = (float)job->c_exact;
     job->negate = call->scale < 0.0;
     const apa_recipe *recipe = &call->recipe;
+    job->half_sums = recipe->exact_accum == APA_ACCUMULATOR_F16;
     const double eps = recipe->force == APA_FORCE_LOW ? 2.0 : recipe->eps;
     job->eps = (float)eps;
     job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;
@@ -134,6 +140,8 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->early_tiles = job->judged ? recipe->early_tiles : 0;
     job->second_look = recipe->second_look == APA_TOGGLE_ON;
     job->hold_all = !job->second_look;
+    /* what is skipped is below every ε that is not absurd, so it is cold */
+    job->skip = recipe->skip == APA_TOGGLE_ON && eps >= LEAST_EPS_TO_SKIP;
     job->tau = (float)recipe->lazy_tau;
     job->delta = (float)recipe->frame_drop;
     job->search = recipe->scale_search == APA_TOGGLE_ON;
@@ -211,6 +219,7 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
     job->candidate = apa_cuda_take(at, units * APA_CUDA_UNIT_GROUPS * job->tiles, 1);
     job->mass = apa_cuda_take(at, units * APA_CUDA_UNIT * job->tiles, sizeof(float));
     job->part_lambda = apa_cuda_take(at, parts * rows, sizeof(float));
+    job->part_skipped = apa_cuda_take(at, job->skip ? parts * rows : 0, sizeof(float));
     job->hot_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
     job->hot_mask = apa_cuda_take(at, units * job->tiles, sizeof(uint8_t));
     job->fix_tile = apa_cuda_take(at, units * job->tiles, sizeof(uint32_t));
@@ -327,6 +336,21 @@ apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const 
                     name);
 }
 
+/* Skipped tiles that mattered after all, and the rows that want them. */
+static int bring_back(apa_cuda_job *job, void *stream)
+{
+    int error = apa_cuda_launch_recheck(job, stream);
+    job->again = 1;
+    if (error == 0)
+        error = apa_cuda_launch_fix(job, stream);
+    if (error == 0)
+        error = apa_cuda_launch_hot(job, stream);
+    if (error == 0 && !apa_cuda_finishes_in_pass_2(job))
+        error = apa_cuda_launch_finish(job, 1, stream);
+    job->again = 0;
+    return error;
+}
+
 static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
 {
     const int64_t units = (int64_t)job->B * job->Hkv * job->units;
@@ -346,6 +370,8 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
             error = apa_cuda_launch_hot(job, place->stream);
         if (error == 0 && !apa_cuda_finishes_in_pass_2(job))
             error = apa_cuda_launch_finish(job, 1, place->stream);
+        if (error == 0 && job->skip)
+            error = bring_back(job, place->stream);
     }
     return error;
 }

@@ -34,11 +34,11 @@ typedef struct apa_cuda_tensor {
 } apa_cuda_tensor;
 
 /* A tile whose mass in a group exceeded ε·λ when it was visited: its cold sums are in the cold state, or were held back
- * because it looked as if it would stay hot. */
-enum { APA_CUDA_CANDIDATE_ADDED = 1, APA_CUDA_CANDIDATE_HELD = 2 };
+ * because it looked as if it would stay hot. Skipped: no candidate; left out because it can add nothing. */
+enum { APA_CUDA_CANDIDATE_ADDED = 1, APA_CUDA_CANDIDATE_HELD = 2, APA_CUDA_SKIPPED_TILE = 4 };
 
 /* Counters, in this order. */
-enum { APA_CUDA_VISIBLE, APA_CUDA_HOT, APA_CUDA_CANDIDATES, APA_CUDA_COUNTS };
+enum { APA_CUDA_VISIBLE, APA_CUDA_HOT, APA_CUDA_CANDIDATES, APA_CUDA_SKIPPED, APA_CUDA_COUNTS };
 
 typedef struct apa_cuda_job {
     apa_cuda_tensor q, k, v, out, lse;
@@ -49,6 +49,7 @@ typedef struct apa_cuda_job {
     float c;                          /* |softmax scale|·log2 e, not 0 */
     int32_t negate;                   /* the scale was negative: q counts as -q */
     double c_exact;                   /* the same as c, not rounded */
+    int32_t half_sums;                /* exact tiles: P·V sums of a tile in FP16; f16 alone */
 
     /* the adaptive method */
     float log2_eps, eps; /* eps >= 1: no candidates */
@@ -56,6 +57,8 @@ typedef struct apa_cuda_job {
     int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
     float tau, delta;                     /* frame rules of NVFP4, log2 units */
     int32_t search;                       /* NVFP4: block scales of least error */
+    int32_t skip;                         /* leave out tiles that can add nothing */
+    int32_t again;                        /* corrections and pass 2 once more, for units that want skipped tiles back */
     int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
 
     /* how the work is cut */
@@ -89,6 +92,7 @@ typedef struct apa_cuda_job {
     float *part_frame;   /* (batch) [split][unit][128] */
     float *part_sum;     /* (batch) [split][unit][128] */
     float *part_lambda;  /* (batch) [split][unit][128]: mass of all tiles; part_sum leaves out those held back */
+    float *part_skipped; /* (batch) [split][unit][128]: log2 of what skipped tiles had at most; with skip alone */
     uint32_t *hot_tile;  /* (batch) [unit][tiles]: what pass 2 computes exactly, */
     uint8_t *hot_mask;   /* (batch) [unit][tiles]: and for which groups */
     uint32_t *fix_tile;  /* (batch) [unit][tiles]: whose cold sums have to change, */
@@ -137,6 +141,7 @@ int apa_cuda_launch_cold(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_fix(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_hot(const apa_cuda_job *job, void *stream);
+int apa_cuda_launch_recheck(const apa_cuda_job *job, void *stream);
 int apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream);
 /* Counts and verdicts of a call whose every visible tile is hot. */
 int apa_cuda_launch_all_hot(const apa_cuda_job *job, void *stream);

@@ -45,6 +45,16 @@ template <bool BF16> __device__ __forceinline__ uint32_t pack_16(float low, floa
     return r;
 }
 
+/* Two FP16 numbers of a register → floats. */
+__device__ __forceinline__ float2 unpack_half(uint32_t pair)
+{
+    float2 x;
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %2;\n cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;\n}"
+        : "=f"(x.x), "=f"(x.y)
+        : "r"(pair));
+    return x;
+}
+
 /* ---- asynchronous copies, 16 bytes a thread ---- */
 
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void *from)
@@ -219,6 +229,14 @@ __device__ __forceinline__ void mma_16(float (&d)[4], const uint32_t (&a)[4], ui
             "{%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* d += A·B: 16 × 8 × 16, FP16 in and FP16 sums, two to a register: d[h] row g + 8h, columns 2t and 2t + 1. */
+__device__ __forceinline__ void mma_half(uint32_t (&d)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+        : "+r"(d[0]), "+r"(d[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* d = A·B + c: 16 × 8 × 32, signed bytes. */

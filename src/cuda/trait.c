@@ -45,8 +45,15 @@ const apa_cuda_trait *apa_cuda_trait_find(const apa_recipe *recipe, const char *
     return NULL;
 }
 
+bool apa_cuda_trait_skips(const apa_cuda_trait *trait)
+{
+    return trait->number == APA_CUDA_INT8 || trait->number == APA_CUDA_INT8_E4M3;
+}
+
 void apa_cuda_trait_prefer(apa_recipe *recipe)
 {
+    if (recipe->exact_accum == APA_ACCUMULATOR_F16 && recipe->exact_flush < 0)
+        recipe->exact_flush = APA_CUDA_TILE;
     const bool fp4 = recipe->cold_format == APA_COLD_FORMAT_NVFP4 || recipe->cold_format == APA_COLD_FORMAT_MXFP4;
     const bool qk_8 = recipe->qk_format == APA_QK_FORMAT_INT8 || recipe->qk_format == APA_QK_FORMAT_E4M3 ||
                       (recipe->qk_format == APA_QK_FORMAT_AUTO && !fp4);

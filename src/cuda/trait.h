@@ -21,7 +21,12 @@ typedef struct apa_cuda_trait {
 /* The row of a recipe whose autos are filled in; NULL when there is none, and *knob says which knob it fails on. */
 const apa_cuda_trait *apa_cuda_trait_find(const apa_recipe *recipe, const char **knob);
 
-/* Fills in what the recipe leaves on auto and these kernels decide: scale granularities of INT8 and E4M3. Call it
+/* Are there kernels of it that leave out tiles? INT8 scores alone: the error bound of E4M3's and E2M1's is so wide that
+ * no score is surely far below another. */
+bool apa_cuda_trait_skips(const apa_cuda_trait *trait);
+
+/* Fills in what the recipe leaves on auto and these kernels decide: scale granularities of INT8 and E4M3,
+ * where FP16 sums of the exact pass end. Call it
  * before apa_recipe_fill_auto(). */
 void apa_cuda_trait_prefer(apa_recipe *recipe);
 

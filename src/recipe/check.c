@@ -159,6 +159,12 @@ static apa_status check_sums(const apa_recipe *r, char *message, size_t size)
     const bool narrow_qk = qk_accum >= APA_ACCUMULATOR_FP22, narrow_pv = pv_accum >= APA_ACCUMULATOR_FP22;
     if (r->pv_flush > 0 && r->pv_flush != 16 && r->pv_flush != 32 && r->pv_flush != 64)
         REFUSE("pv_flush", "auto, 0, 16, 32 or 64");
+    if (r->exact_flush > 0 && r->exact_flush != 16 && r->exact_flush != 32 && r->exact_flush != 64)
+        REFUSE("exact_flush", "auto, 0, 16, 32 or 64");
+    if (r->exact_flush > 0 && r->exact_accum != APA_ACCUMULATOR_F16)
+        REFUSE_WITH("exact_flush", "exact_accum", "auto|0, or exact_accum=f16 (wider sums need no flushing)");
+    if (r->exact_flush > 0 && r->softmax > APA_SOFTMAX_ONLINE)
+        REFUSE_WITH("exact_flush", "softmax", "auto|0, or softmax=online (P is taken tile by tile)");
     if (narrow_qk && r->qk_accum != APA_ACCUMULATOR_AUTO && qk == APA_QK_FORMAT_INT8)
         REFUSE_WITH(qk_name, qk_knob(r), "f64|f32 (integer sums are exact)");
     if (qk_accum == APA_ACCUMULATOR_F16 && r->qk_accum != APA_ACCUMULATOR_AUTO && qk != APA_QK_FORMAT_AUTO &&

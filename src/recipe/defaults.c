@@ -129,6 +129,8 @@ static void fill_sums(apa_recipe *recipe)
     SET(exact_accum, APA_ACCUMULATOR_F64);
     if (recipe->pv_flush < 0)
         recipe->pv_flush = 64;
+    if (recipe->exact_flush < 0)
+        recipe->exact_flush = 0; /* as the kernels that the knob's f16 is modelled on */
 }
 
 static void fill_formats(apa_recipe *recipe, int64_t Skv, int64_t D)

@@ -90,13 +90,55 @@ static void narrow_values(apa_reference_block *block, const double *p, uint64_t 
         }
 }
 
+/* P·V of a tile into an FP32 state: P in FP16 against the row's largest score of the tile, so that its 11 bits are the
+ * tile's own; exact_flush keys are summed in FP16, 16 at a time, what they come to in FP32. weight: e^(top - m). */
+static void flushed_values(apa_reference_block *block, const double *p, uint64_t seen, double weight, double *o)
+{
+    const apa_call *call = block->call;
+    double product[16];
+    for (int64_t c = 0; c < call->Dv; ++c) {
+        double sum = 0, flushed = 0;
+        for (int64_t j = 0; j < APA_REFERENCE_TILE; j += 16) {
+            int64_t n = 0;
+            for (int64_t i = j; i < j + 16; ++i)
+                if ((seen >> i & 1) != 0)
+                    product[n++] = p[i] * block->v[i * call->Dv + c];
+            sum = apa_reference_step(APA_ACCUMULATOR_F16, sum, product, n);
+            if ((j + 16) % call->recipe.exact_flush == 0) {
+                flushed = apa_reference_to(APA_ACCUMULATOR_F32, flushed + sum);
+                sum = 0;
+            }
+        }
+        o[c] = apa_reference_to(APA_ACCUMULATOR_F32, o[c] + weight * flushed);
+    }
+}
+
+/* l sums the P that is multiplied. */
+static void add_flushed(apa_reference_block *block, apa_reference_row *row, double *s, uint64_t seen, double *o)
+{
+    double top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j)
+        if ((seen >> j & 1) != 0)
+            top = s[j] > top ? s[j] : top;
+    for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
+        if ((seen >> j & 1) == 0)
+            continue;
+        s[j] = s[j] == -INFINITY ? 0.0 : apa_reference_to(APA_ACCUMULATOR_F16, exp(s[j] - top));
+        sum += s[j];
+    }
+    const double weight = top == -INFINITY ? 1.0 : exp(top - row->hot_max);
+    row->hot_sum = apa_reference_to(APA_ACCUMULATOR_F32, row->hot_sum + weight * sum);
+    flushed_values(block, s, seen, weight, o);
+}
+
 /* exact_accum f32: scores, exponentials and every sum round to FP32. f16: o is FP16 and P is FP16 in P·V (as in kernels
- * that trade its accuracy for registers); l stays FP32. */
+ * that trade its accuracy for registers); l stays FP32. exact_flush: o is FP32, only sums within a tile are FP16. */
 static void exact_row(apa_reference_block *block, int64_t r, int64_t t)
 {
     const apa_call *call = block->call;
     const apa_accumulator kind = call->recipe.exact_accum;
     const apa_accumulator scalar = kind == APA_ACCUMULATOR_F64 ? APA_ACCUMULATOR_F64 : APA_ACCUMULATOR_F32;
+    const bool flushes = kind == APA_ACCUMULATOR_F16 && call->recipe.exact_flush > 0;
     apa_reference_row *row = &block->row[r];
     double *o = block->hot + r * call->Dv;
     const uint64_t seen = apa_reference_seen(block, r, t);
@@ -117,8 +159,12 @@ static void exact_row(apa_reference_block *block, int64_t r, int64_t t)
         const double move = apa_reference_to(scalar, exp(row->hot_max - m)); /* 0 from the empty state */
         row->hot_sum = apa_reference_to(scalar, row->hot_sum * move);
         for (int64_t c = 0; c < call->Dv; ++c)
-            o[c] = apa_reference_to(kind, o[c] * move);
+            o[c] = apa_reference_to(flushes ? scalar : kind, o[c] * move);
         row->hot_max = m;
+    }
+    if (flushes) {
+        add_flushed(block, row, s, seen, o);
+        return;
     }
     for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
         if ((seen >> j & 1) == 0)

@@ -84,6 +84,7 @@ static void add_units(const apa_cuda_job *job)
     ADD(candidate, U * 8 * T);
     ADD(mass, U * 8 * T * 16);
     ADD(part_lambda, job->splits * U * 128);
+    ADD(part_skipped, job->skip ? job->splits * U * 128 : 0);
     ADD(hot_tile, U * T);
     ADD(hot_mask, U * T);
     ADD(fix_tile, U * T);
@@ -182,8 +183,11 @@ static int caught(const apa_cuda_job *job, int step, bool hopper)
     add_units(&batch);
     if (step == COLD)
         check_cut(job, step);
-    else if (step != KEYS)
+    else if (step != KEYS && !job->again)
         at.next_unit[step] += job->unit_count;
+    if (job->again) /* of a batch whose outputs were looked at, and only where there is something to bring back */
+        assert_true(job->skip && (step == FIX || step == HOT || step == FINISH) &&
+                    at.next_unit[RECHECK] == job->unit_first + job->unit_count);
     return 0;
 }
 
@@ -209,6 +213,7 @@ CATCH(apa_cuda_launch_prep_queries, QUERIES, false)
 CATCH(apa_cuda_launch_cold, COLD, false)
 CATCH(apa_cuda_launch_fix, FIX, false)
 CATCH(apa_cuda_launch_hot, HOT, false)
+CATCH(apa_cuda_launch_recheck, RECHECK, false)
 CATCH(apa_cuda_launch_judge, JUDGE, at.hopper)
 CATCH(apa_wgmma_launch_prep_keys, KEYS, true)
 CATCH(apa_wgmma_launch_prep_queries, QUERIES, true)
@@ -315,6 +320,7 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
                           s->B * s->Hkv;
     const bool exact = strcmp(method, "exact") == 0;
     assert_true(at.next_unit[EXACT] == (exact ? units : 0) && at.next_unit[COLD] == (exact ? 0 : units));
+    assert_true(at.next_unit[RECHECK] == (knob != NULL && strcmp(knob, "skip") == 0 ? units : 0));
     for (int step = QUERIES; step <= HOT; step++)
         if (step != FIX || at.hopper)
             assert_true(at.next_unit[step] == at.next_unit[COLD]);
@@ -324,8 +330,13 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
 static const struct {
     const char *method, *knob, *value;
 } methods[] = {
-    {"exact", NULL, NULL},           {"apa", NULL, NULL}, {"cold", NULL, NULL}, {"apa", "qk_scale_granularity", "row"},
+    {"exact", NULL, NULL},
+    {"apa", NULL, NULL},
+    {"cold", NULL, NULL},
+    {"apa", "qk_scale_granularity", "row"},
     {"apa", "cold_format", "nvfp4"},
+    {"apa", "skip", "on"},
+    {"exact", "exact_accum", "f16"},
 };
 
 static void check_shape(const shape *s)

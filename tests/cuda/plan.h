@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, STEPS };
+enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, STEPS };
 enum { MOST_SPANS = 32, MOST_SEQUENCES = 8 };
 
 /* Addresses that nobody reads, the device's for whoever asks. */

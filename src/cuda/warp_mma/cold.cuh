@@ -18,11 +18,12 @@
  *            moves the frame to c, a held one to c - δ at most. o and λ are in units of 2^(frame + τ), times
  *            T::LOG2_RANGE.
  *
- * o, λ are sums of 2^(s - frame). */
+ * o, λ are sums of 2^(s - frame). Kernels that may leave tiles out (skip.cuh) are kernels of their own. */
 #ifndef APA_CUDA_COLD_CUH
 #define APA_CUDA_COLD_CUH
 
 #include "cuda/warp_mma/ring.cuh"
+#include "cuda/warp_mma/skip.cuh"
 #include "cuda/warp_mma/store.cuh"
 #include "cuda/warp_mma/tile_nvfp4.cuh"
 
@@ -39,6 +40,7 @@ template <int MT> struct ColdRows {
     float q_scale[2 * MT];
     uint32_t q; /* shared memory: the lane's first 16 bytes of the first group */
     int first_row;
+    Skipping skipping; /* of kernels that skip */
 };
 
 template <typename T, int MT> __device__ __forceinline__ void clear(ColdState<T, MT> &state)
@@ -142,8 +144,8 @@ judge_tile(ColdState<T, MT> &state, const apa_cuda_job &job, const Unit &unit, c
     }
 }
 
-/* One tile in 8 bits. */
-template <typename T, int MT, bool PARTLY>
+/* One tile in 8 bits. SKIP: tiles may be left out. */
+template <typename T, int MT, bool PARTLY, bool SKIP>
 __device__ __forceinline__ void work_on_tile_8(ColdState<T, MT> &state, const apa_cuda_job &job, const Unit &unit,
                                                const ColdRows<MT> &rows, uint32_t blob, int tile, float held_above)
 {
@@ -159,6 +161,13 @@ __device__ __forceinline__ void work_on_tile_8(ColdState<T, MT> &state, const ap
         mask<MT>(scores.s, seen, tile);
     }
     tops_8<T, MT>(scores, top);
+    if constexpr (SKIP) {
+        if (skips_tile<MT>(rows.skipping, rows.first_row, rows.q_scale, blob + T::K_SCALE, top, state.frame,
+                           state.lambda)) {
+            note_skipped(job, candidate_at(job, unit, rows.first_row, tile), MT);
+            return;
+        }
+    }
     typename T::template P<MT> p;
     float total[2 * MT], weight[2 * MT], mass[2 * MT];
     probabilities_8<T, MT, PARTLY>(scores, top, p, total);
@@ -323,9 +332,7 @@ __device__ __forceinline__ void store_cold(ColdState<T, MT> &state, const apa_cu
     store_part<T::D, MT>(stored, job.part_o, job.part_frame, job.part_sum, piece, first_row);
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
-    cold_kernel(const __grid_constant__ apa_cuda_job job)
+template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const apa_cuda_job &job)
 {
 #if defined(__CUDA_ARCH__)
     if constexpr (__CUDA_ARCH__ >= T::ARCH) {
@@ -369,6 +376,8 @@ static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BL
 #pragma unroll
         for (int r = 0; r < 2 * MT; r++)
             rows.q_scale[r] = job.q_scale[unit.local * APA_CUDA_UNIT + rows.first_row + r * 8 + (lane >> 2)];
+        if constexpr (SKIP)
+            rows.skipping = start_skipping<T, MT>(rows.q, rows.first_row, real, job.k_scale_max[unit.head]);
 
         for (int i = 0; i < n; i++) {
             const int tile = tile_at(i);
@@ -384,29 +393,49 @@ static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BL
                         job.hold_all ? job.eps
                                      : job.eps * fmaxf(1.0f, __fdividef(all_tiles, static_cast<float>(i + 1)));
                     if (view.partly(tile))
-                        work_on_tile_8<T, MT, true>(state, job, unit, rows, blob, tile, held_above);
+                        work_on_tile_8<T, MT, true, SKIP>(state, job, unit, rows, blob, tile, held_above);
                     else
-                        work_on_tile_8<T, MT, false>(state, job, unit, rows, blob, tile, held_above);
+                        work_on_tile_8<T, MT, false, SKIP>(state, job, unit, rows, blob, tile, held_above);
                 }
             }
             ring.done(i);
         }
         store_cold(state, job, unit, rows.first_row);
+        if constexpr (SKIP)
+            store_skipped<MT>(job, (unit.split * job.unit_count + unit.local) * APA_CUDA_UNIT + rows.first_row,
+                              rows.first_row);
     }
 #endif
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
+    cold_kernel(const __grid_constant__ apa_cuda_job job)
+{
+    cold_unit<T, false>(job);
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
+    skipping_kernel(const __grid_constant__ apa_cuda_job job)
+{
+    cold_unit<T, true>(job);
 }
 
 template <typename T> static int launch_cold(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = ColdShape<T>;
     const int shared = static_cast<int>(S::shared_bytes(job->capability));
-    cudaError_t error = cudaFuncSetAttribute(cold_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    void (*kernel)(apa_cuda_job) = cold_kernel<T>;
+    if constexpr (T::SKIPS)
+        kernel = job->skip ? skipping_kernel<T> : kernel;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error == cudaSuccess)
         error = cudaMemsetAsync(job->candidate, 0,
                                 static_cast<size_t>(job->unit_count) * APA_CUDA_UNIT_GROUPS * job->tiles, stream);
     if (error != cudaSuccess)
         return error;
-    cold_kernel<T><<<static_cast<unsigned>(job->unit_count * job->splits), S::THREADS, shared, stream>>>(*job);
+    kernel<<<static_cast<unsigned>(job->unit_count * job->splits), S::THREADS, shared, stream>>>(*job);
     return cudaGetLastError();
 }
 

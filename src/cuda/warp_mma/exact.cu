@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_queries(uint32_t to, const apa_cuda_job &jo
     }
 }
 
-template <int D, bool BF16>
+template <int D, bool BF16, bool HALF>
 static __global__ void __launch_bounds__(ExactShape<D>::THREADS, ExactShape<D>::BLOCKS)
     exact_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -94,8 +94,8 @@ static __global__ void __launch_bounds__(ExactShape<D>::THREADS, ExactShape<D>::
             top[r] *= job.c;
         move_frames<D, MT>(state, top);
         uint32_t p[MT][4][4];
-        probabilities_16<BF16, MT>(s, job.c, state.X, p);
-        values_16<D, BF16, MT>(state, p, stage + S::TILE_BYTES, partly, rows, job.v, b, h, tile, job.Skv);
+        probabilities_16<BF16, MT>(s, job.c, HALF ? top : state.X, p);
+        values_16<D, BF16, HALF, MT>(state, p, top, stage + S::TILE_BYTES, partly, rows, job.v, b, h, tile, job.Skv);
     }
     copy_async_wait<0>();
     if (job.splits > 1)
@@ -105,16 +105,23 @@ static __global__ void __launch_bounds__(ExactShape<D>::THREADS, ExactShape<D>::
         store_result<D, MT>(state, job, unit, b, first_row);
 }
 
-template <int D, bool BF16> static int launch(const apa_cuda_job *job, cudaStream_t stream)
+template <int D, bool BF16, bool HALF> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = ExactShape<D>;
     const int64_t items = job->unit_count * job->splits;
     cudaError_t error =
-        cudaFuncSetAttribute(exact_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+        cudaFuncSetAttribute(exact_kernel<D, BF16, HALF>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
     if (error != cudaSuccess)
         return error;
-    exact_kernel<D, BF16><<<static_cast<unsigned>(items), S::THREADS, S::SHARED, stream>>>(*job);
+    exact_kernel<D, BF16, HALF><<<static_cast<unsigned>(items), S::THREADS, S::SHARED, stream>>>(*job);
     return cudaGetLastError();
+}
+
+template <int D> static int launch_of(const apa_cuda_job *job, cudaStream_t stream)
+{
+    return job->bf16        ? launch<D, true, false>(job, stream)
+           : job->half_sums ? launch<D, false, true>(job, stream)
+                            : launch<D, false, false>(job, stream);
 }
 
 extern "C" int64_t apa_cuda_exact_shared_bytes(int64_t D)
@@ -129,11 +136,11 @@ extern "C" int apa_cuda_launch_exact(const apa_cuda_job *job, void *stream_point
         return cudaSuccess;
     switch (job->D) {
     case 64:
-        return job->bf16 ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+        return launch_of<64>(job, stream);
     case 128:
-        return job->bf16 ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
+        return launch_of<128>(job, stream);
     case 256:
-        return job->bf16 ? launch<256, true>(job, stream) : launch<256, false>(job, stream);
+        return launch_of<256>(job, stream);
     default:
         return cudaErrorInvalidValue;
     }

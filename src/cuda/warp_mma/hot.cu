@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_cold_state(State16<D, 1> &state, const apa_
 }
 
 /* The exact list: n entries. */
-template <int D, bool BF16>
+template <int D, bool BF16, bool HALF>
 __device__ __forceinline__ void exact_list(State16<D, 1> &state, const apa_cuda_job &job, const Unit &unit,
                                            const WarpView &view, const Entries &entries, uint32_t shared, int n)
 {
@@ -101,13 +101,13 @@ __device__ __forceinline__ void exact_list(State16<D, 1> &state, const apa_cuda_
         top[1] *= job.c;
         move_frames<D, 1>(state, top);
         uint32_t p[1][4][4];
-        probabilities_16<BF16, 1>(s, job.c, state.X, p);
-        values_16<D, BF16, 1>(state, p, stage + S::TILE_BYTES, partly, rows, job.v, b, h, tile, job.Skv);
+        probabilities_16<BF16, 1>(s, job.c, HALF ? top : state.X, p);
+        values_16<D, BF16, HALF, 1>(state, p, top, stage + S::TILE_BYTES, partly, rows, job.v, b, h, tile, job.Skv);
     }
     copy_async_wait<0>();
 }
 
-template <int D, bool BF16>
+template <int D, bool BF16, bool HALF>
 static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOCKS)
     hot_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -122,6 +122,8 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOC
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    if (job.again != 0 && job.list_count[unit.local * 2 + 1] == 0)
+        return;
     __shared__ Entries entries;
     const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
@@ -144,7 +146,7 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOC
     for (int at = first; at < end; at += LIST_PIECE) {
         const int n = min(LIST_PIECE, end - at);
         take_entries(entries, job.hot_tile + lists + at, job.hot_mask + lists + at, n);
-        exact_list<D, BF16>(state, job, unit, view, entries, base, n);
+        exact_list<D, BF16, HALF>(state, job, unit, view, entries, base, n);
     }
     if (whole)
         store_result<D, 1>(state, job, unit, unit.head / job.Hkv, warp * 16);
@@ -153,16 +155,23 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOC
                          warp * 16);
 }
 
-template <int D, bool BF16> static int launch(const apa_cuda_job *job, cudaStream_t stream)
+template <int D, bool BF16, bool HALF> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = HotShape<D>;
     cudaError_t error =
-        cudaFuncSetAttribute(hot_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+        cudaFuncSetAttribute(hot_kernel<D, BF16, HALF>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
     if (error != cudaSuccess)
         return error;
-    hot_kernel<D, BF16>
+    hot_kernel<D, BF16, HALF>
         <<<static_cast<unsigned>(job->unit_count * job->hot_splits), S::THREADS, S::SHARED, stream>>>(*job);
     return cudaGetLastError();
+}
+
+template <int D> static int launch_of(const apa_cuda_job *job, cudaStream_t stream)
+{
+    return job->bf16        ? launch<D, true, false>(job, stream)
+           : job->half_sums ? launch<D, false, true>(job, stream)
+                            : launch<D, false, false>(job, stream);
 }
 
 extern "C" int64_t apa_cuda_hot_shared_bytes(int64_t D)
@@ -175,10 +184,10 @@ extern "C" int apa_cuda_launch_hot(const apa_cuda_job *job, void *stream_pointer
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
     switch (job->D) {
     case 64:
-        return job->bf16 ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+        return launch_of<64>(job, stream);
     case 128:
-        return job->bf16 ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
+        return launch_of<128>(job, stream);
     default:
-        return job->bf16 ? launch<256, true>(job, stream) : launch<256, false>(job, stream);
+        return launch_of<256>(job, stream);
     }
 }

@@ -108,6 +108,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
             kind[g] = there ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++) {
+            kind[g] &= 3; /* a skipped tile is no candidate */
             if (!there || any[g].first >= key + APA_CUDA_TILE || any[g].end <= key)
                 continue;
             const bool forced = bad || throughout[g] != 0;

@@ -249,6 +249,69 @@ __device__ __forceinline__ bool add_values_16(State16<D, MT> &state, const uint3
     return found;
 }
 
+/* What 2^0 of a tile counts for in a row's frame, where P stands against the row's largest score of the tile. */
+template <int MT>
+__device__ __forceinline__ void tile_weights(const float (&top)[2 * MT], const float (&X)[2 * MT],
+                                             float (&weight)[2 * MT])
+{
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++)
+        weight[r] = top[r] == -CUDART_INF_F ? 1.0f : exp2_fast(top[r] - X[r]); /* nothing seen: P is 0, or NaN */
+}
+
+/* The same with sums of the tile's P·V in FP16, which then go into the FP32 state with the tile's weight; sums of P are
+ * FP32. P is at most 1, so a sum is at most 64 of the largest value, and beyond 65504 an infinity. */
+template <int D, int MT, bool CAREFUL>
+__device__ __forceinline__ bool add_half_values_16(State16<D, MT> &state, const uint32_t (&p)[MT][4][4],
+                                                   const float (&weight)[2 * MT], uint32_t v)
+{
+    constexpr uint32_t ONES = 0x3c003c00u;
+    const int lane = threadIdx.x & 31;
+    const uint32_t base = v + (lane & 15) * D * 2 + (((lane >> 4) ^ (lane & 7)) << 4);
+    bool found = false;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+        float sum[4] = {};
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+            mma_16<false>(sum, p[mt][step], ONES, ONES);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            state.l[mt][i] = fmaf(sum[i], weight[2 * mt + i / 2], state.l[mt][i]);
+    }
+#pragma unroll
+    for (int pair = 0; pair < D / 16; pair++) {
+        uint32_t sum[MT][2][2] = {};
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            uint32_t b[4];
+            load_matrix_4_transposed(b, (base ^ (pair << 5)) + step * 16 * D * 2);
+            if (CAREFUL) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    b[i] = without_non_finite<false>(b[i], &found);
+            }
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                mma_half(sum[mt][0], p[mt][step], b[0], b[1]);
+                mma_half(sum[mt][1], p[mt][step], b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float2 x = unpack_half(sum[mt][n][h]);
+                    float(&o)[4] = state.o[mt][2 * pair + n];
+                    o[2 * h] = fmaf(x.x, weight[2 * mt + h], o[2 * h]);
+                    o[2 * h + 1] = fmaf(x.y, weight[2 * mt + h], o[2 * h + 1]);
+                }
+    }
+    return found;
+}
+
 template <bool BF16> __device__ __forceinline__ float widen(uint16_t bits)
 {
     return BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
@@ -280,17 +343,33 @@ __device__ __noinline__ void add_non_finite(State16<D, MT> &state, const ThreadR
     }
 }
 
-/* P·V of a tile: the fast way where every row sees every key, the careful one at masks. */
-template <int D, bool BF16, int MT>
-__device__ __forceinline__ void values_16(State16<D, MT> &state, const uint32_t (&p)[MT][4][4], uint32_t v_shared,
-                                          bool partly, const ThreadRows<MT> &rows, const apa_cuda_tensor &v, int b,
-                                          int h, int tile, int Skv)
+/* One or the other. */
+template <int D, bool BF16, bool HALF, int MT, bool CAREFUL>
+__device__ __forceinline__ bool add_either_16(State16<D, MT> &state, const uint32_t (&p)[MT][4][4],
+                                              const float (&top)[2 * MT], uint32_t v)
+{
+    if constexpr (HALF) {
+        static_assert(!BF16, "no such sums");
+        float weight[2 * MT];
+        tile_weights<MT>(top, state.X, weight);
+        return add_half_values_16<D, MT, CAREFUL>(state, p, weight, v);
+    } else {
+        return add_values_16<D, BF16, MT, CAREFUL>(state, p, v);
+    }
+}
+
+/* P·V of a tile: the fast way where every row sees every key, the careful one at masks. top: the rows' largest scores
+ * of the tile, what P stands against with HALF sums; otherwise it stands against the frames. */
+template <int D, bool BF16, bool HALF, int MT>
+__device__ __forceinline__ void
+values_16(State16<D, MT> &state, const uint32_t (&p)[MT][4][4], const float (&top)[2 * MT], uint32_t v_shared,
+          bool partly, const ThreadRows<MT> &rows, const apa_cuda_tensor &v, int b, int h, int tile, int Skv)
 {
     if (!partly) {
-        add_values_16<D, BF16, MT, false>(state, p, v_shared);
+        add_either_16<D, BF16, HALF, MT, false>(state, p, top, v_shared);
         return;
     }
-    const bool found = add_values_16<D, BF16, MT, true>(state, p, v_shared);
+    const bool found = add_either_16<D, BF16, HALF, MT, true>(state, p, top, v_shared);
     if (__any_sync(0xffffffffu, found)) {
         /* copies, so that the state itself has no address and stays in registers */
         State16<D, MT> in_memory = state;

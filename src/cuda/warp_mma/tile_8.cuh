@@ -35,7 +35,8 @@ constexpr float ROUNDER = 8388608.0f; /* 2^23: adding it leaves the rounded inte
 template <int DIM, int QK, int PV, bool FINE_SCALES> struct Cold8 {
     static constexpr int D = DIM;
     static constexpr bool QK_E4M3 = QK == APA_CUDA_E4M3_CODES, PV_E4M3 = PV == APA_CUDA_E4M3_CODES, FINE = FINE_SCALES;
-    static constexpr bool FRAMED = false; /* P does not stand against the running frame */
+    static constexpr bool FRAMED = false;            /* P does not stand against the running frame */
+    static constexpr bool SKIPS = !FINE && !QK_E4M3; /* there are kernels that leave out tiles (trait.h) */
     static constexpr int ARCH = QK_E4M3 || PV_E4M3 ? 890 : 800;
     static constexpr int K = 0, V = 64 * D, K_SCALE = 128 * D, V_SCALE = K_SCALE + (FINE ? 256 : 16);
     static constexpr int FLAG = V_SCALE + (FINE ? 4 * D : 0), BYTES = FLAG + 16;

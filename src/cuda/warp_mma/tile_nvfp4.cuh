@@ -35,6 +35,7 @@ constexpr uint32_t ON_THE_STEP = 64;
 template <int DIM> struct ColdNvfp4 {
     static constexpr int D = DIM, STEPS = D / 64;
     static constexpr bool FRAMED = true, FINE = false, PV_E4M3 = false, QK_E4M3 = false;
+    static constexpr bool SKIPS = false;
     static constexpr int ARCH = 900; /* conversions to E4M3 aside, nothing forbids less: it saves machine code */
     static constexpr int K = 0, V = 32 * D, K_SCALE = 64 * D, V_SCALE = 68 * D, BYTES = 72 * D;
     static constexpr int TERM_SCALES = (STEPS + 1) / 2 * 128, TERM_BYTES = 8 * D + TERM_SCALES;

@@ -115,6 +115,8 @@ static apa_status resolve(apa_context *context, apa_call *call)
         return apa_fail(context, APA_STATUS_UNSUPPORTED,
                         "cuda:wgmma: needs compute capability 9.0, device %d has %d.%d", (int)target.index,
                         (int)target.capability / 10, (int)target.capability % 10);
+    if (call->recipe.exact_accum == APA_ACCUMULATOR_F16) /* of cuda:warp alone */
+        return refuse_knob(context, &call->recipe, "exact_accum");
     status = apa_cuda_all_hot(&call->recipe) ? apa_cuda_resolve(context, call) : resolve_cold(context, call);
     if (status != APA_STATUS_OK)
         return status;
