@@ -115,6 +115,7 @@ static void set_shape(const apa_call *call, apa_cuda_job *job)
     job->Sq16 = (int32_t)(ceil_div(call->Sq, APA_CUDA_GROUP) * APA_CUDA_GROUP);
     job->rows = (int32_t)((job->packing_rows ? call->Sq : job->Sq16) * call->G);
     job->units = (int32_t)ceil_div(job->rows, APA_CUDA_UNIT);
+    job->line = job->packing_rows ? job->rows : job->Sq16;
 }
 
 static void set_numbers(const apa_call *call, apa_cuda_job *job)

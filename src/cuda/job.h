@@ -57,6 +57,9 @@ typedef struct apa_cuda_job {
     float tau, delta;                     /* frame rules of NVFP4, log2 units */
     int32_t search;                       /* NVFP4: block scales of least error */
     int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
+    int32_t line, early_prefix; /* Hopper: the first early_prefix rows of every `line` see early_tiles tiles at most,
+                                   and units of them alone go to the exact kernel (order.h); 0: none do */
+    int32_t early_only;         /* the exact kernel takes those units and no other */
 
     /* how the work is cut */
     int32_t splits, hot_splits, capability; /* capability: the device's, 90 */

@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS)
     unit.number = static_cast<int>(unit.index % job.units);
     const int r = static_cast<int>(index % APA_CUDA_UNIT), parts = job.splits + (adaptive ? job.hot_splits : 0);
     const Row row = row_of(job, unit, r);
-    if (!row.real)
+    if (!row.real || (adaptive != 0 && is_early(job, unit)))
         return;
     float frame = -CUDART_INF_F;
     for (int i = 0; i < parts; i++) {

@@ -64,6 +64,12 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
     unit.split = 0;
+    const bool early = is_early(job, unit); /* computed exactly elsewhere: nothing to list, all of it is hot */
+    if (early && job.counts == nullptr && job.verdicts == nullptr) {
+        if (threadIdx.x < 2)
+            job.list_count[unit.local * 2 + threadIdx.x] = 0;
+        return;
+    }
     const TileRange tiles = tile_range(job, unit, 1);
     Row row = {};
     if (threadIdx.x < APA_CUDA_UNIT) {
@@ -72,7 +78,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         row_end[threadIdx.x] = row.end;
         /* padding has no say, nor has a row that sees nothing */
         log2_least[threadIdx.x] =
-            row.first < row.end ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
+            row.first < row.end && !early ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
     }
     if (threadIdx.x < APA_CUDA_COUNTS)
         counted[threadIdx.x] = 0;
@@ -105,12 +111,12 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         uint32_t hot = 0, fix = 0, kind[APA_CUDA_UNIT_GROUPS];
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++)
-            kind[g] = there ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
+            kind[g] = there && !early ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++) {
             if (!there || any[g].first >= key + APA_CUDA_TILE || any[g].end <= key)
                 continue;
-            const bool forced = bad || throughout[g] != 0;
+            const bool forced = bad || early || throughout[g] != 0;
             bool is_hot = forced || (!job.second_look && kind[g] != 0);
             if (!is_hot && kind[g] != 0) {
                 const float4 *mass = reinterpret_cast<const float4 *>(

@@ -361,6 +361,8 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, 2)
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    if (is_early(job, unit))
+        return;
     const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
     if (threadIdx.x == 0) {

@@ -287,6 +287,8 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    if (is_early(job, unit))
+        return;
     if (threadIdx.x == 0)
         unjudged = many = 0;
     const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
