@@ -63,6 +63,7 @@ typedef struct apa_cuda_job {
 
     /* how the work is cut */
     int32_t splits, hot_splits, capability; /* capability: the device's, 90 */
+    int32_t chained; /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 

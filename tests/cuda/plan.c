@@ -174,6 +174,8 @@ static void check_cut(const apa_cuda_job *job, int step)
 static int caught(const apa_cuda_job *job, int step, bool hopper)
 {
     assert_true(hopper == at.hopper);
+    /* the call's first kernel comes after whatever is in the stream; the exact kernel's batches each as the first */
+    assert_int_equal(job->chained, hopper && step != KEYS && (step != EXACT || job->early_only));
     at.launches++;
     at.count = 0;
     if (step == EXACT && job->early_only) {

@@ -4,6 +4,7 @@
  * group is not finite or beyond INT8. Pass 2 gets two lists of tiles in rising order, each entry with a mask of groups:
  * tiles to be computed exactly, and tiles whose INT8 sums pass 1 guessed wrong (hot ones that it added, cold ones that
  * it held back). */
+#include "cuda/chain.cuh"
 #include "cuda/warp_mma/tile_16.cuh"
 
 constexpr int JUDGE_THREADS = 256;
@@ -58,6 +59,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
     __shared__ int rows_seeing[APA_CUDA_UNIT_GROUPS];
     __shared__ int hot_length, fix_length, in_warp[JUDGE_THREADS / 32];
     __shared__ unsigned long long counted[APA_CUDA_COUNTS];
+    chain_go();
     Unit unit;
     unit.local = blockIdx.x;
     unit.index = unit.local + job.unit_first;
@@ -65,6 +67,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
     unit.number = static_cast<int>(unit.index % job.units);
     unit.split = 0;
     const bool early = is_early(job, unit); /* computed exactly elsewhere: nothing to list, all of it is hot */
+    chain_wait();
     if (early && job.counts == nullptr && job.verdicts == nullptr) {
         if (threadIdx.x < 2)
             job.list_count[unit.local * 2 + threadIdx.x] = 0;
@@ -180,8 +183,8 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
 
 extern "C" int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream)
 {
-    judge_kernel<<<static_cast<unsigned>(job->unit_count), JUDGE_THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*job);
-    return cudaGetLastError();
+    return launch_chained(job->chained, judge_kernel, job->unit_count, JUDGE_THREADS, 0,
+                          static_cast<cudaStream_t>(stream), *job);
 }
 
 /* A block a position: what all heads see there. */

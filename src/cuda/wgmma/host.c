@@ -305,7 +305,9 @@ static int run_exact(apa_cuda_job *job, int64_t batch, const apa_cuda_place *pla
         error = (int)cudaEventRecord(place->prep_done, place->stream);
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
         job->unit_count = batch_length(job, batch);
+        job->chained = 0;
         error = apa_wgmma_launch_exact(job, &maps, place->stream);
+        job->chained = 1;
         if (error == 0 && job->splits > 1)
             error = apa_cuda_launch_finish(job, 0, place->stream);
     }
@@ -332,11 +334,15 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
         error = apa_wgmma_launch_prep_keys(job, place->stream);
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
         job->unit_count = batch_length(job, batch);
+        job->chained = 1;
         error = apa_wgmma_launch_prep_queries(job, place->stream);
-        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
+        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL) {
             error = cudaEventRecord(place->prep_done, place->stream);
+            job->chained = 0;
+        }
         if (error == 0)
             error = apa_wgmma_launch_cold(job, place->stream);
+        job->chained = 1;
         if (error == 0 && job->unit_first == 0 && apa_cuda_early_items(job) > 0)
             error = run_early(job, &early_maps, place); /* fills the end of pass 1 */
         if (error == 0)

@@ -3,6 +3,7 @@
  * Every scale is the smallest power of two that keeps the largest value in range, so multiplying by its inverse is
  * exact and a code is the rounding of one FP32 number: k - mean, v, or q. Rows that are not finite count as zeros and
  * mark their tile. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
@@ -68,8 +69,11 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __
     constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, KEYS = SUM_TILES * APA_CUDA_TILE;
     __shared__ float sums[ROWS][D];
     __shared__ int counts[ROWS];
+    chain_go();
     const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES;
     const int head = blockIdx.x / parts, part = blockIdx.x % parts;
+    if (threadIdx.x == 0 && part == 0)
+        job.k_scale_max[head] = 0.0f; /* the pair kernel raises it */
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
     const int64_t first = static_cast<int64_t>(part) * KEYS;
     const uint16_t *from = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, first + r) + lane * 8;
@@ -111,11 +115,13 @@ template <int D>
 static __global__ void __launch_bounds__(D *MEAN_STRIPES) wgmma_mean_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     __shared__ double sums[MEAN_STRIPES][D], counts[MEAN_STRIPES];
     const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES, head = blockIdx.x;
     const int d = threadIdx.x % D, stripe = threadIdx.x / D;
     const double *from = job.tile_sum + static_cast<int64_t>(head) * parts * (D + 1);
     double sum = 0.0, count = 0.0;
+    chain_wait();
 #pragma unroll 8
     for (int part = stripe; part < parts; part += MEAN_STRIPES) {
         sum += from[static_cast<int64_t>(part) * (D + 1) + d];
@@ -185,6 +191,7 @@ template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, TURNS = PAIR_KEYS / ROWS;
     __shared__ __align__(16) uint16_t values[PAIR_KEYS * D];
     __shared__ PairFacts facts;
@@ -204,6 +211,7 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
             v[turn] = *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.v, b, h, key) + lane * 8);
         }
     }
+    chain_wait(); /* for the mean; keys and values are on their way */
     float mean[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -271,12 +279,26 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
 #endif
 }
 
+#ifdef APA_CUDA_BULK
+
+/* A unit's candidates are 8·tiles bytes: `tiles` words of 8, of which each of its 8 blocks takes every eighth run. */
+__device__ __forceinline__ void clear_candidates(const apa_cuda_job &job, const Unit &unit, int group)
+{
+    uint64_t *words = reinterpret_cast<uint64_t *>(job.candidate) + unit.local * job.tiles;
+    for (int at = group * PREP_THREADS + static_cast<int>(threadIdx.x); at < job.tiles;
+         at += APA_CUDA_UNIT_GROUPS * PREP_THREADS)
+        words[at] = 0;
+}
+
+#endif
+
 /* A block a group of 16 rows, a warp two of them: codes, units, shifts, and whether the group is hot throughout. A
  * score's unit, 8·c·(scales), goes into an FP16 product: c is rounded to FP16, and what that changes goes into q. */
 template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     constexpr int E = D / 32;
     __shared__ int unjudged, many;
     __shared__ __align__(16) uint8_t codes[16 * D];
@@ -287,8 +309,10 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    chain_wait();
     if (is_early(job, unit))
         return;
+    clear_candidates(job, unit, group);
     if (threadIdx.x == 0)
         unjudged = many = 0;
     const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
@@ -371,24 +395,25 @@ template <int D> static int launch_keys(const apa_cuda_job *job, cudaStream_t st
 {
     const int heads = job->B * job->Hkv;
     const int64_t parts = apa_wgmma_sum_parts(job->tiles), pairs = (job->tiles + 1) / 2;
-    cudaError_t error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
-    if (error == cudaSuccess && !job->smooth)
-        error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
-    if (error != cudaSuccess)
-        return error;
+    cudaError_t error;
     if (job->smooth) {
-        wgmma_sum_kernel<D><<<static_cast<unsigned>(heads * parts), PREP_THREADS, 0, stream>>>(*job);
-        wgmma_mean_kernel<D><<<static_cast<unsigned>(heads), D * MEAN_STRIPES, 0, stream>>>(*job);
+        error = launch_chained(0, wgmma_sum_kernel<D>, heads * parts, PREP_THREADS, 0, stream, *job);
+        if (error == cudaSuccess)
+            error = launch_chained(1, wgmma_mean_kernel<D>, heads, D * MEAN_STRIPES, 0, stream, *job);
+    } else {
+        error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
+        if (error == cudaSuccess)
+            error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
     }
-    wgmma_pair_kernel<D><<<static_cast<unsigned>(heads * pairs), PREP_THREADS, 0, stream>>>(*job);
-    return cudaGetLastError();
+    return error != cudaSuccess
+               ? error
+               : launch_chained(job->smooth, wgmma_pair_kernel<D>, heads * pairs, PREP_THREADS, 0, stream, *job);
 }
 
 template <int D> static int launch_queries(const apa_cuda_job *job, cudaStream_t stream)
 {
-    wgmma_query_kernel<D>
-        <<<static_cast<unsigned>(job->unit_count * APA_CUDA_UNIT_GROUPS), PREP_THREADS, 0, stream>>>(*job);
-    return cudaGetLastError();
+    return launch_chained(job->chained, wgmma_query_kernel<D>, job->unit_count * APA_CUDA_UNIT_GROUPS, PREP_THREADS, 0,
+                          stream, *job);
 }
 
 extern "C" int64_t apa_wgmma_sum_parts(int64_t tiles)
