@@ -22,6 +22,8 @@
  * than that many tiles goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
 #define EARLY_SHARES 1.0
 #define EARLY_SHARES_64 1.5
+#define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
+#define LEAST_SAMPLE 128
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -36,6 +38,15 @@ static int32_t early_tiles(double eps, int64_t D)
 {
     const double tiles = (D == 64 ? EARLY_SHARES_64 : EARLY_SHARES) / eps;
     return eps > 0.0 && eps < 1.0 ? (int32_t)fmin(tiles, INT32_MAX) : 0;
+}
+
+/* K's mean from a part of the keys, as long as that is LEAST_SAMPLE tiles. */
+static int32_t sample_stride(int64_t tiles)
+{
+    int32_t stride = 1;
+    while (stride < MOST_STRIDE && tiles / (2 * stride) >= LEAST_SAMPLE)
+        stride *= 2;
+    return stride;
 }
 
 /* What the E4M3 kernels do, where the recipe leaves it open, for Skv keys of D channels. */
@@ -58,6 +69,8 @@ static void prefer(apa_recipe *recipe, int64_t Skv, int64_t D)
         recipe->pow2_scales = APA_TOGGLE_ON;
     if (isnan(recipe->eps))
         recipe->eps = EPS_PART * apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, Skv, recipe->tile);
+    if (recipe->smooth_k_stride == 0)
+        recipe->smooth_k_stride = sample_stride((Skv + recipe->tile - 1) / recipe->tile);
     if (recipe->early_tiles < 0)
         recipe->early_tiles = early_tiles(recipe->eps, D);
 }
@@ -102,6 +115,7 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
     plain.p_scale = APA_P_SCALE_ROW_TILE;
     plain.p_map = APA_P_MAP_EXP;
     plain.pow2_scales = APA_TOGGLE_OFF;
+    plain.smooth_k_stride = 1;
     return apa_recipe_beyond_walk(&plain, &knob) ? refuse_knob(context, recipe, knob) : APA_STATUS_OK;
 }
 
@@ -209,7 +223,7 @@ static void lay_out_keys(apa_cuda_job *job, apa_cuda_arena *at)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv;
     job->tile_sum =
-        apa_cuda_take(at, job->smooth ? heads * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0, sizeof(double));
+        apa_cuda_take(at, job->smooth ? heads * apa_wgmma_sum_parts(job) * (job->D + 1) : 0, sizeof(double));
     job->k_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
     job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
     job->blob = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * apa_wgmma_pair_bytes(job->D), 1);

@@ -9,7 +9,7 @@
 
 #include <float.h>
 
-constexpr int SUM_TILES = 8; /* tiles whose keys one block adds up */
+constexpr int SUM_TILES = 4; /* tiles whose keys one block adds up */
 constexpr int PREP_THREADS = 256;
 constexpr int MEAN_STRIPES = 8;
 
@@ -61,6 +61,12 @@ __device__ __forceinline__ float power_of_two(float x)
 
 #endif
 
+/* Blocks that add up the keys of a head: every smooth_stride-th tile. */
+static __host__ __device__ __forceinline__ int sum_parts(int tiles, int stride)
+{
+    return ((tiles + stride - 1) / stride + SUM_TILES - 1) / SUM_TILES;
+}
+
 /* Sums over the finite keys of SUM_TILES tiles: float over a thread's few keys, then double. Element D counts them. */
 template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __grid_constant__ apa_cuda_job job)
@@ -70,21 +76,22 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __
     __shared__ float sums[ROWS][D];
     __shared__ int counts[ROWS];
     chain_go();
-    const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES;
+    const int parts = sum_parts(job.tiles, job.smooth_stride);
     const int head = blockIdx.x / parts, part = blockIdx.x % parts;
     if (threadIdx.x == 0 && part == 0)
         job.k_scale_max[head] = 0.0f; /* the pair kernel raises it */
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
-    const int64_t first = static_cast<int64_t>(part) * KEYS;
-    const uint16_t *from = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, first + r) + lane * 8;
+    const uint16_t *keys = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, 0) + lane * 8;
     float sum[8] = {};
     int count = 0;
 #pragma unroll 8
-    for (int key = r; key < KEYS; key += ROWS, from += ROWS * job.k.stride[2]) {
-        const bool there = first + key < job.Skv;
+    for (int at = r; at < KEYS; at += ROWS) {
+        const int64_t tile = (static_cast<int64_t>(part) * SUM_TILES + at / APA_CUDA_TILE) * job.smooth_stride,
+                      key = tile * APA_CUDA_TILE + at % APA_CUDA_TILE;
+        const bool there = key < job.Skv;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (there)
-            x = *reinterpret_cast<const uint4 *>(from);
+            x = *reinterpret_cast<const uint4 *>(keys + key * job.k.stride[2]);
         if (!row_finite<LANES>(finite_8(x, job.bf16)) || !there)
             continue;
         float value[8];
@@ -117,7 +124,7 @@ static __global__ void __launch_bounds__(D *MEAN_STRIPES) wgmma_mean_kernel(cons
 #ifdef APA_CUDA_BULK
     chain_go();
     __shared__ double sums[MEAN_STRIPES][D], counts[MEAN_STRIPES];
-    const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES, head = blockIdx.x;
+    const int parts = sum_parts(job.tiles, job.smooth_stride), head = blockIdx.x;
     const int d = threadIdx.x % D, stripe = threadIdx.x / D;
     const double *from = job.tile_sum + static_cast<int64_t>(head) * parts * (D + 1);
     double sum = 0.0, count = 0.0;
@@ -394,7 +401,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
 template <int D> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int heads = job->B * job->Hkv;
-    const int64_t parts = apa_wgmma_sum_parts(job->tiles), pairs = (job->tiles + 1) / 2;
+    const int64_t parts = apa_wgmma_sum_parts(job), pairs = (job->tiles + 1) / 2;
     cudaError_t error;
     if (job->smooth) {
         error = launch_chained(0, wgmma_sum_kernel<D>, heads * parts, PREP_THREADS, 0, stream, *job);
@@ -416,9 +423,9 @@ template <int D> static int launch_queries(const apa_cuda_job *job, cudaStream_t
                           stream, *job);
 }
 
-extern "C" int64_t apa_wgmma_sum_parts(int64_t tiles)
+extern "C" int64_t apa_wgmma_sum_parts(const apa_cuda_job *job)
 {
-    return (tiles + SUM_TILES - 1) / SUM_TILES;
+    return sum_parts(job->tiles, job->smooth_stride);
 }
 
 extern "C" int apa_wgmma_launch_prep_keys(const apa_cuda_job *job, void *stream_pointer)
