@@ -105,6 +105,7 @@ static const expectation expectations[] = {
     {"margin", "number", "2", {"2", "0", "100"}, {"auto", "-1", "101"}},
     {"sub_block", "integer", "16", {"16", "4", "8", "32", "64"}, {"auto", "0", "2", "68", "7"}},
     {"lamp_stages", "choice", "auto", {"auto", "both", "first", "second"}, {"none"}},
+    {"smooth_k_stride", "integer", "auto", {"auto", "1", "8", "65536"}, {"-1", "65537", "off", "1.5"}},
 };
 enum { KNOBS = sizeof expectations / sizeof expectations[0] };
 

@@ -124,6 +124,7 @@ static const char *const recipes[] = {
     "cold_format=int8 eps=0.1 hadamard=on smooth_v=on lambda_bound=jensen order=forward",
     "cold_format=int8 eps=1 smooth_k=off",
     "cold_format=int8 eps=0.03 early_tiles=3 group=8",
+    "cold_format=int8 eps=0.05 smooth_k_stride=3",
     "cold_format=nvfp4 eps=0.07 second_look=off frame_drop=0 lazy_tau=0 q_terms=1 p_scale=pow2 scale_search=off",
     "cold_format=nvfp4 eps=0.07 frame_drop=3 lazy_tau=1.5",
     "cold_format=nvfp4 eps=0.07 frame_drop=32 lazy_tau=4 smooth_v=on hadamard=on",

@@ -254,6 +254,8 @@ typedef struct apa_recipe {
     double margin;     /* LampAttention: natural units under the running maximum that count as safe */
     int32_t sub_block; /* LampAttention: keys that are recomputed together */
     apa_lamp_stages lamp_stages;
+
+    int32_t smooth_k_stride; /* K's mean is that of the keys of tiles 0, n, 2n, … alone; 1 = of all, 0 = auto */
 } apa_recipe;
 
 /* Fills in a preset: "apa" (adaptive; the default everywhere), "exact", "cold" (apa with every tile cold).

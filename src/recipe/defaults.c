@@ -88,6 +88,7 @@ static void fill_qk(apa_recipe *recipe, int64_t D)
     set_toggle(&recipe->exact_q, APA_TOGGLE_OFF);
     set_toggle(&recipe->exact_k, APA_TOGGLE_OFF);
     set_toggle(&recipe->smooth_k, APA_TOGGLE_ON);
+    SET(smooth_k_stride, 1);
     set_toggle(&recipe->smooth_q, APA_TOGGLE_OFF);
     /* Rotation costs INT8 nothing but prep; where D has no factor of 16 it would mix too few channels to help. */
     set_toggle(&recipe->hadamard, int8 && D % 16 == 0 ? APA_TOGGLE_ON : APA_TOGGLE_OFF);
@@ -211,6 +212,7 @@ bool apa_recipe_beyond_walk(const apa_recipe *r, const char **knob)
         {"v_range", r->v_range != 448.0},
         {"p_sum", r->p_sum != APA_P_SUM_QUANTISED},
         {"p_map", r->p_map != APA_P_MAP_EXP},
+        {"smooth_k_stride", r->smooth_k == APA_TOGGLE_ON && r->smooth_k_stride > 1},
         {"smooth_q", r->smooth_q == APA_TOGGLE_ON},
         {"qk_accum", r->qk_accum > APA_ACCUMULATOR_F32},
         {"pv_accum", r->pv_accum > APA_ACCUMULATOR_F32},

@@ -132,17 +132,17 @@ static void transform(float *x, int64_t n)
         x[i] *= (float)(1 / sqrt((double)block));
 }
 
-static void channel_means(const apa_tensor *x, const prepared *s, float *mean)
+static void channel_means(const apa_tensor *x, const prepared *s, int64_t stride, float *mean)
 {
     for (int64_t d = 0; d < x->shape[3]; ++d) {
-        double total = 0;
-        for (int64_t t = 0; t < s->tiles; ++t) {
+        double total = 0, keys = 0;
+        for (int64_t t = 0; t < s->tiles; t += stride) {
             double part = 0;
-            for (int64_t j = t * T; j < s->Skv && j < t * T + T; ++j)
+            for (int64_t j = t * T; j < s->Skv && j < t * T + T; ++j, ++keys)
                 part += (double)(float)apa_test_get(x, s->b, s->hk, j, d);
             total += part;
         }
-        mean[d] = (float)(total / (double)s->Skv);
+        mean[d] = (float)(total / keys);
     }
 }
 
@@ -151,9 +151,9 @@ static void prepare_head(prepared *s)
     const bool nvfp4 = s->recipe->cold_format == APA_COLD_FORMAT_NVFP4,
                search = s->recipe->scale_search == APA_TOGGLE_ON;
     if (s->recipe->smooth_k == APA_TOGGLE_ON)
-        channel_means(&s->p->k, s, s->k_mean);
+        channel_means(&s->p->k, s, s->recipe->smooth_k_stride, s->k_mean);
     if (s->recipe->smooth_v == APA_TOGGLE_ON)
-        channel_means(&s->p->v, s, s->v_mean);
+        channel_means(&s->p->v, s, 1, s->v_mean);
     for (int64_t j = 0; j < s->Skv; ++j) {
         for (int64_t d = 0; d < s->D; ++d)
             s->kf[j * s->D + d] = (float)apa_test_get(&s->p->k, s->b, s->hk, j, d) - s->k_mean[d];

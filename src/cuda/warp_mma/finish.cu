@@ -1,4 +1,5 @@
 /* The end of a row: its partial states in one frame, the quotient, the output. A warp a row; parts in a fixed order. */
+#include "cuda/chain.cuh"
 #include "cuda/warp_mma/store.cuh"
 
 constexpr int FINISH_THREADS = 256;
@@ -35,6 +36,7 @@ template <int D>
 static __global__ void __launch_bounds__(FINISH_THREADS)
     finish_kernel(const __grid_constant__ apa_cuda_job job, int adaptive)
 {
+    chain_go();
     const int lane = threadIdx.x & 31;
     const int64_t index = static_cast<int64_t>(blockIdx.x) * (FINISH_THREADS / 32) + threadIdx.x / 32;
     Unit unit;
@@ -44,7 +46,9 @@ static __global__ void __launch_bounds__(FINISH_THREADS)
     unit.number = static_cast<int>(unit.index % job.units);
     const int r = static_cast<int>(index % APA_CUDA_UNIT), parts = job.splits + (adaptive ? job.hot_splits : 0);
     const Row row = row_of(job, unit, r);
-    if (!row.real || (adaptive && job.again != 0 && job.list_count[unit.local * 2 + 1] == 0))
+    chain_wait();
+    if (!row.real || (adaptive != 0 && is_early(job, unit)) ||
+        (adaptive != 0 && job.again != 0 && job.list_count[unit.local * 2 + 1] == 0))
         return;
     float frame = -CUDART_INF_F;
     for (int i = 0; i < parts; i++) {
@@ -80,8 +84,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS)
 template <int D> static int launch(const apa_cuda_job *job, int adaptive, cudaStream_t stream)
 {
     const int64_t blocks = job->unit_count * APA_CUDA_UNIT / (FINISH_THREADS / 32);
-    finish_kernel<D><<<static_cast<unsigned>(blocks), FINISH_THREADS, 0, stream>>>(*job, adaptive);
-    return cudaGetLastError();
+    return launch_chained(job->chained, finish_kernel<D>, blocks, FINISH_THREADS, 0, stream, *job, adaptive);
 }
 
 extern "C" int apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *stream_pointer)

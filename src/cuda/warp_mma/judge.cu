@@ -4,6 +4,7 @@
  * group is not finite or beyond INT8. Pass 2 gets two lists of tiles in rising order, each entry with a mask of groups:
  * tiles to be computed exactly, and tiles whose INT8 sums pass 1 guessed wrong (hot ones that it added, cold ones that
  * it held back). */
+#include "cuda/chain.cuh"
 #include "cuda/warp_mma/tile_16.cuh"
 
 constexpr int JUDGE_THREADS = 256;
@@ -58,12 +59,20 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
     __shared__ int rows_seeing[APA_CUDA_UNIT_GROUPS];
     __shared__ int hot_length, fix_length, in_warp[JUDGE_THREADS / 32];
     __shared__ unsigned long long counted[APA_CUDA_COUNTS];
+    chain_go();
     Unit unit;
     unit.local = blockIdx.x;
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
     unit.split = 0;
+    const bool early = is_early(job, unit); /* computed exactly elsewhere: nothing to list, all of it is hot */
+    chain_wait();
+    if (early && job.counts == nullptr && job.verdicts == nullptr) {
+        if (threadIdx.x < 2)
+            job.list_count[unit.local * 2 + threadIdx.x] = 0;
+        return;
+    }
     const TileRange tiles = tile_range(job, unit, 1);
     Row row = {};
     if (threadIdx.x < APA_CUDA_UNIT) {
@@ -72,7 +81,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         row_end[threadIdx.x] = row.end;
         /* padding has no say, nor has a row that sees nothing */
         log2_least[threadIdx.x] =
-            row.first < row.end ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
+            row.first < row.end && !early ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
     }
     if (threadIdx.x < APA_CUDA_COUNTS)
         counted[threadIdx.x] = 0;
@@ -105,13 +114,13 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         uint32_t hot = 0, fix = 0, kind[APA_CUDA_UNIT_GROUPS];
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++)
-            kind[g] = there ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
+            kind[g] = there && !early ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++) {
             kind[g] &= 3; /* a skipped tile is no candidate */
             if (!there || any[g].first >= key + APA_CUDA_TILE || any[g].end <= key)
                 continue;
-            const bool forced = bad || throughout[g] != 0;
+            const bool forced = bad || early || throughout[g] != 0;
             bool is_hot = forced || (!job.second_look && kind[g] != 0);
             if (!is_hot && kind[g] != 0) {
                 const float4 *mass = reinterpret_cast<const float4 *>(
@@ -175,8 +184,8 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
 
 extern "C" int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream)
 {
-    judge_kernel<<<static_cast<unsigned>(job->unit_count), JUDGE_THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*job);
-    return cudaGetLastError();
+    return launch_chained(job->chained, judge_kernel, job->unit_count, JUDGE_THREADS, 0,
+                          static_cast<cudaStream_t>(stream), *job);
 }
 
 /* A block a position: what all heads see there. */

@@ -16,6 +16,7 @@
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
  * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong, fix.cu sets right. Rows
  * of a verdict are the 16 of a warp: a warp leaves out what it holds back. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
@@ -309,10 +310,15 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = ColdShape<D>;
+    chain_go();
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
+    if (apa_cuda_is_early(&job, place.row, COLD_ROWS)) {
+        chain_wait();
+        return;
+    }
     const PairRange pairs = block_pairs(job, place);
     for (int i = 0; i < S::STAGES; i++)
         if (threadIdx.x < 64)
@@ -326,6 +332,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     }
     fence_for_async();
     __syncthreads();
+    chain_wait();
     if (warp >= 4 * COLD_GROUPS) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * COLD_GROUPS)
@@ -379,16 +386,12 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = ColdShape<D>;
-    cudaError_t error =
+    const cudaError_t error =
         cudaFuncSetAttribute(wgmma_cold_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    if (error == cudaSuccess)
-        error = cudaMemsetAsync(job->candidate, 0,
-                                static_cast<size_t>(job->unit_count) * APA_CUDA_UNIT_GROUPS * job->tiles, stream);
-    if (error != cudaSuccess)
-        return error;
-    wgmma_cold_kernel<D>
-        <<<static_cast<unsigned>(apa_wgmma_cold_blocks(job) * job->splits), S::THREADS, S::SHARED, stream>>>(*job);
-    return cudaGetLastError();
+    return error != cudaSuccess
+               ? error
+               : launch_chained(job->chained, wgmma_cold_kernel<D>, apa_wgmma_cold_blocks(job) * job->splits,
+                                S::THREADS, S::SHARED, stream, *job);
 }
 
 extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)

@@ -4,6 +4,7 @@
  * that holds the tile goes through the same products and the same rounding as in pass 1, so its codes of P are the same
  * bits; those of the other tile are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one
  * pair's E4M3 sum behind. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
@@ -127,6 +128,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = FixShape<D>;
+    chain_go();
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -136,6 +138,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    chain_wait();
     const int count = job.list_count[unit.local * 2 + 1], part = (count + job.splits - 1) / job.splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
     if (first == end)
@@ -190,10 +193,9 @@ template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
     using S = FixShape<D>;
     const cudaError_t error =
         cudaFuncSetAttribute(wgmma_fix_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    if (error != cudaSuccess)
-        return error;
-    wgmma_fix_kernel<D><<<static_cast<unsigned>(job->unit_count * job->splits), S::THREADS, S::SHARED, stream>>>(*job);
-    return cudaGetLastError();
+    return error != cudaSuccess ? error
+                                : launch_chained(job->chained, wgmma_fix_kernel<D>, job->unit_count * job->splits,
+                                                 S::THREADS, S::SHARED, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_fix(const apa_cuda_job *job, void *stream_pointer)

@@ -3,12 +3,13 @@
  * Every scale is the smallest power of two that keeps the largest value in range, so multiplying by its inverse is
  * exact and a code is the rounding of one FP32 number: k - mean, v, or q. Rows that are not finite count as zeros and
  * mark their tile. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
 #include <float.h>
 
-constexpr int SUM_TILES = 8; /* tiles whose keys one block adds up */
+constexpr int SUM_TILES = 4; /* tiles whose keys one block adds up */
 constexpr int PREP_THREADS = 256;
 constexpr int MEAN_STRIPES = 8;
 
@@ -60,6 +61,12 @@ __device__ __forceinline__ float power_of_two(float x)
 
 #endif
 
+/* Blocks that add up the keys of a head: every smooth_stride-th tile. */
+static __host__ __device__ __forceinline__ int sum_parts(int tiles, int stride)
+{
+    return ((tiles + stride - 1) / stride + SUM_TILES - 1) / SUM_TILES;
+}
+
 /* Sums over the finite keys of SUM_TILES tiles: float over a thread's few keys, then double. Element D counts them. */
 template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __grid_constant__ apa_cuda_job job)
@@ -68,19 +75,23 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __
     constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, KEYS = SUM_TILES * APA_CUDA_TILE;
     __shared__ float sums[ROWS][D];
     __shared__ int counts[ROWS];
-    const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES;
+    chain_go();
+    const int parts = sum_parts(job.tiles, job.smooth_stride);
     const int head = blockIdx.x / parts, part = blockIdx.x % parts;
+    if (threadIdx.x == 0 && part == 0)
+        job.k_scale_max[head] = 0.0f; /* the pair kernel raises it */
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
-    const int64_t first = static_cast<int64_t>(part) * KEYS;
-    const uint16_t *from = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, first + r) + lane * 8;
+    const uint16_t *keys = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, 0) + lane * 8;
     float sum[8] = {};
     int count = 0;
 #pragma unroll 8
-    for (int key = r; key < KEYS; key += ROWS, from += ROWS * job.k.stride[2]) {
-        const bool there = first + key < job.Skv;
+    for (int at = r; at < KEYS; at += ROWS) {
+        const int64_t tile = (static_cast<int64_t>(part) * SUM_TILES + at / APA_CUDA_TILE) * job.smooth_stride,
+                      key = tile * APA_CUDA_TILE + at % APA_CUDA_TILE;
+        const bool there = key < job.Skv;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (there)
-            x = *reinterpret_cast<const uint4 *>(from);
+            x = *reinterpret_cast<const uint4 *>(keys + key * job.k.stride[2]);
         if (!row_finite<LANES>(finite_8(x, job.bf16)) || !there)
             continue;
         float value[8];
@@ -111,11 +122,13 @@ template <int D>
 static __global__ void __launch_bounds__(D *MEAN_STRIPES) wgmma_mean_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     __shared__ double sums[MEAN_STRIPES][D], counts[MEAN_STRIPES];
-    const int parts = (job.tiles + SUM_TILES - 1) / SUM_TILES, head = blockIdx.x;
+    const int parts = sum_parts(job.tiles, job.smooth_stride), head = blockIdx.x;
     const int d = threadIdx.x % D, stripe = threadIdx.x / D;
     const double *from = job.tile_sum + static_cast<int64_t>(head) * parts * (D + 1);
     double sum = 0.0, count = 0.0;
+    chain_wait();
 #pragma unroll 8
     for (int part = stripe; part < parts; part += MEAN_STRIPES) {
         sum += from[static_cast<int64_t>(part) * (D + 1) + d];
@@ -185,6 +198,7 @@ template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, TURNS = PAIR_KEYS / ROWS;
     __shared__ __align__(16) uint16_t values[PAIR_KEYS * D];
     __shared__ PairFacts facts;
@@ -205,6 +219,7 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
             v[turn] = *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.v, b, h, key) + lane * 8);
         }
     }
+    chain_wait(); /* for the mean; keys and values are on their way */
     float mean[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -272,12 +287,26 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
 #endif
 }
 
+#ifdef APA_CUDA_BULK
+
+/* A unit's candidates are 8·tiles bytes: `tiles` words of 8, of which each of its 8 blocks takes every eighth run. */
+__device__ __forceinline__ void clear_candidates(const apa_cuda_job &job, const Unit &unit, int group)
+{
+    uint64_t *words = reinterpret_cast<uint64_t *>(job.candidate) + unit.local * job.tiles;
+    for (int at = group * PREP_THREADS + static_cast<int>(threadIdx.x); at < job.tiles;
+         at += APA_CUDA_UNIT_GROUPS * PREP_THREADS)
+        words[at] = 0;
+}
+
+#endif
+
 /* A block a group of 16 rows, a warp two of them: codes, units, shifts, and whether the group is hot throughout. A
  * score's unit, 8·c·(scales), goes into an FP16 product: c is rounded to FP16, and what that changes goes into q. */
 template <int D>
 static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    chain_go();
     constexpr int E = D / 32;
     __shared__ int unjudged, many;
     __shared__ __align__(16) uint8_t codes[16 * D];
@@ -288,6 +317,10 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    chain_wait();
+    if (is_early(job, unit))
+        return;
+    clear_candidates(job, unit, group);
     if (threadIdx.x == 0)
         unjudged = many = 0;
     const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
@@ -369,33 +402,31 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
 template <int D> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int heads = job->B * job->Hkv;
-    const int64_t parts = apa_wgmma_sum_parts(job->tiles), pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
+    const bool sums = job->smooth && !job->mean_given;
+    const int64_t parts = apa_wgmma_sum_parts(job), pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
     cudaError_t error = cudaSuccess;
-    if (job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
+    if (!sums && job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
         error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess && !job->smooth)
         error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
-    if (error != cudaSuccess)
-        return error;
-    if (job->smooth && !job->mean_given) {
-        wgmma_sum_kernel<D><<<static_cast<unsigned>(heads * parts), PREP_THREADS, 0, stream>>>(*job);
-        wgmma_mean_kernel<D><<<static_cast<unsigned>(heads), D * MEAN_STRIPES, 0, stream>>>(*job);
-    }
-    if (pairs > 0)
-        wgmma_pair_kernel<D><<<static_cast<unsigned>(heads * pairs), PREP_THREADS, 0, stream>>>(*job);
-    return cudaGetLastError();
+    if (error == cudaSuccess && sums)
+        error = launch_chained(0, wgmma_sum_kernel<D>, heads * parts, PREP_THREADS, 0, stream, *job);
+    if (error == cudaSuccess && sums)
+        error = launch_chained(1, wgmma_mean_kernel<D>, heads, D * MEAN_STRIPES, 0, stream, *job);
+    if (error == cudaSuccess && pairs > 0)
+        error = launch_chained(sums, wgmma_pair_kernel<D>, heads * pairs, PREP_THREADS, 0, stream, *job);
+    return error;
 }
 
 template <int D> static int launch_queries(const apa_cuda_job *job, cudaStream_t stream)
 {
-    wgmma_query_kernel<D>
-        <<<static_cast<unsigned>(job->unit_count * APA_CUDA_UNIT_GROUPS), PREP_THREADS, 0, stream>>>(*job);
-    return cudaGetLastError();
+    return launch_chained(job->chained, wgmma_query_kernel<D>, job->unit_count * APA_CUDA_UNIT_GROUPS, PREP_THREADS, 0,
+                          stream, *job);
 }
 
-extern "C" int64_t apa_wgmma_sum_parts(int64_t tiles)
+extern "C" int64_t apa_wgmma_sum_parts(const apa_cuda_job *job)
 {
-    return (tiles + SUM_TILES - 1) / SUM_TILES;
+    return sum_parts(job->tiles, job->smooth_stride);
 }
 
 extern "C" int apa_wgmma_launch_prep_keys(const apa_cuda_job *job, void *stream_pointer)
