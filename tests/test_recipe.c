@@ -85,7 +85,9 @@ static const expectation expectations[] = {
     {"p_static_scale", "number", "auto", {"auto", "1", "256", "65504"}, {"0", "65505", "nan"}},
     {"p_sum", "choice", "auto", {"auto", "quantised", "exact"}, {"quantized"}},
     {"p_map", "choice", "auto", {"auto", "exp", "direct"}, {"exp2"}},
+    TOGGLE("p_phase"),
     TOGGLE("smooth_q"),
+    {"q_mean", "choice", "auto", {"auto", "block", "head"}, {"on", "128"}},
     {"accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32", "e4m3"}},
     {"qk_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
     {"pv_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
@@ -436,6 +438,8 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         {"pv_format=e4m3 p_map=direct p_scale=row-tile", "p_map", "p_scale=static"},
         {"pv_format=nvfp4 p_map=direct p_scale=two-level", "p_map", "exponential of the maximum"},
         {"pv_format=nvfp4 p_map=direct p_scale=pow2 p_sum=exact", "p_map", "never exists"},
+        {"pv_format=e4m3 p_scale=row-tile p_phase=on", "p_phase", "p_scale row-tile, expected auto|off"},
+        {"smooth_q=off q_mean=head", "q_mean", "smooth_q=on"},
         {"pv_flush=17", "pv_flush", "16, 32 or 64"},
         {"qk_format=int8 qk_accum=fp22", "qk_accum", "integer sums"},
         {"qk_format=e4m3 qk_accum=f16", "qk_accum", "overflow"},
@@ -470,6 +474,9 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         "verdict=lamp qk_format=exact pv_format=exact",
         "pv_format=e4m3 p_map=direct p_scale=static lazy_tau=0",
         "accum=fp22 pv_format=e4m3",
+        "pv_format=e4m3 p_scale=row-tile-pow2 p_phase=on",
+        "smooth_q=on q_mean=head",
+        "p_phase=on q_mean=head", /* an engine may prefer what they refine */
         "qk_format=exact qk_accum=f16",
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
@@ -526,7 +533,9 @@ static void what_is_beyond_the_walk_is_named(void **state)
         {"cold_format=e4m3 v_range=2.25", "v_range"},
         {"p_sum=exact", "p_sum"},
         {"cold_format=nvfp4 p_map=direct p_scale=pow2", "p_map"},
+        {"p_phase=on", "p_phase"},
         {"smooth_q=on", "smooth_q"},
+        {"q_mean=head", "q_mean"},
         {"cold_format=e4m3 qk_accum=fp22", "qk_accum"},
         {"cold_format=e4m3 pv_accum=fp22", "pv_accum"},
         {"pv_flush=32", "pv_flush"},
