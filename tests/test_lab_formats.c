@@ -155,8 +155,8 @@ static void test_row_tile_pow2_codes(void **state)
     assert_codes(&lone, (const double[]){256}, 1); /* a power of two is its own frame */
 }
 
-/* In every other pair of tiles the frame is an integer and a half: 1.5 here, which the largest score is. 256·2^(s
- * - 1.5) is 256, 128, 11.3; direct codes are 120, 112, 84. */
+/* The fourth pair of tiles has frames of an integer and three quarters: 1.75 here. 256·2^(s - 1.75) is 215.3, 107.6,
+ * 9.51 in steps of 16, 8, 1; direct codes are 118, 110, 82. */
 static void test_phases(void **state)
 {
     (void)state;
@@ -172,11 +172,11 @@ static void test_phases(void **state)
         for (int j = 0; j < APA_REFERENCE_TILE; ++j)
             t.p[j] = j < 3 ? s[j] : -INFINITY;
         apa_reference_probabilities(&recipe, &t.row, t.p, t.code);
-        assert_true(t.row.p_frame == 1.5);
-        assert_codes(&t, direct ? (const double[]){256, 128, 12} : (const double[]){256, 128, 11}, 3);
+        assert_true(t.row.p_frame == 1.75);
+        assert_codes(&t, direct ? (const double[]){224, 112, 10} : (const double[]){208, 104, 10}, 3);
     }
-    for (int64_t t = 0; t < 9; ++t)
-        assert_true(apa_reference_phase(&recipe, t) == (t % 4 < 2 ? 0 : 0.5));
+    for (int64_t t = 0; t < 20; ++t)
+        assert_true(apa_reference_phase(&recipe, t) == ((const double[]){0, 0.5, 0.25, 0.75})[t / 2 % 4]);
     recipe.p_phase = APA_TOGGLE_OFF;
     assert_true(apa_reference_phase(&recipe, 2) == 0);
 }

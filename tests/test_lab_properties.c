@@ -160,7 +160,7 @@ static void test_a_common_query_is_taken_off(void **state)
 }
 
 /* Scores of a narrow spread stand at one place between integer frames in all tiles, where direct codes err one way: the
- * row sum is off by that, however many tiles there are. Two phases half an octave apart err opposite ways. */
+ * row sum is off by that, however many tiles there are. Four phases err in turns. */
 static void test_phases_cancel(void **state)
 {
     static const char *const quiet = "exact_q=on exact_k=on exact_v=on ";

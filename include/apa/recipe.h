@@ -232,7 +232,7 @@ typedef struct apa_recipe {
     double p_static_scale; /* S of p_scale static; NaN = the format's largest */
     apa_p_sum p_sum;
     apa_p_map p_map;
-    apa_toggle p_phase;  /* frames of every other pair of tiles lie half an octave further (p_scale row-tile-pow2) */
+    apa_toggle p_phase;  /* frames of pairs of tiles take turns at four parts of an octave (p_scale row-tile-pow2) */
     apa_toggle smooth_q; /* subtract a mean from the queries, add its scores back in FP32 */
     apa_q_mean q_mean;   /* the mean of 128 queries, or of all of the head */
 

@@ -3,7 +3,8 @@
  * P = 2^(s - p_frame), so P <= 1; what is multiplied is code/range, code what the matrix unit sees. With c the
  * candidate frame and τ lazy_tau: row-tile   p_frame = the row's maximum in the tile.  code = round(range·P), range 255
  * (int8) or 448 (e4m3). row-tile-pow2: the same with p_frame rounded up to an integer and range 256 (direct codes:
- * 256·2^(.455/8), see below); p_phase: in tiles 2 and 3 of every four to an integer and a half. static     p_frame = c
+ * 256·2^(.455/8), see below); p_phase: to an integer and 0, 1/2, 1/4, 3/4 in turns, two tiles each. static     p_frame
+ * = c
  * + τ.  code = round(S·2^τ·P): S·e^(score - running maximum), as a kernel with a static scale has it ue4m3, pow2
  * p_frame = c + τ.  Per 16 keys code = E2M1(P·1536/s₈)·s₈, s₈ the smallest normal UE4M3 (or power of two) that is >=
  * 256·max P and >= 2^-6; range 1536 = 6·256: max P maps to 6 at most, P = 1 to s₈ = 256 < 448 two-level  p_frame = the
@@ -53,7 +54,8 @@ bool apa_reference_framed(const apa_recipe *recipe)
 
 double apa_reference_phase(const apa_recipe *recipe, int64_t t)
 {
-    return recipe->p_phase == APA_TOGGLE_ON && t / 2 % 2 == 1 ? 0.5 : 0.0;
+    const int64_t pair = t / 2;
+    return recipe->p_phase == APA_TOGGLE_ON ? (double)(pair % 2) / 2 + (double)(pair / 2 % 2) / 4 : 0.0;
 }
 
 double apa_reference_tau(const apa_recipe *recipe)

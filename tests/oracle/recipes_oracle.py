@@ -525,7 +525,7 @@ def pow2_tiles(x, rows):
 
 
 def hopper(p, mean=None, phase=False, smooth_v=False):
-    """Every tile cold in E4M3: scales powers of two, direct codes against frames that are integers, or half an octave off."""
+    """Every tile cold in E4M3: scales powers of two, direct codes against frames of whole, half or quarter octaves."""
     offset = 2.0 ** (0.455 / 8)
     keys = [smooth(k) for k in p.k]
     values = [smooth(v) if smooth_v else (v, numpy.zeros(p.D, F32)) for v in p.v]
@@ -548,7 +548,7 @@ def hopper(p, mean=None, phase=False, smooth_v=False):
         weights = numpy.zeros(n)
         for t in range(0, n, TILE):
             part = s[t : t + TILE]
-            shift = 0.5 if phase and t // TILE % 4 in (2, 3) else 0
+            shift = (0, 0.5, 0.25, 0.75)[t // (2 * TILE) % 4] if phase else 0
             frame = numpy.ceil(part.max() - shift) + shift
             code = numpy.clip(numpy.floor(8 * (part - frame) + 120.5), 0, 126).astype(numpy.uint8)
             weights[t : t + TILE] = code.view(ml_dtypes.float8_e4m3fn).astype(F64) / 256 / offset * 2.0**frame

@@ -328,7 +328,8 @@ static void round_p_nvfp4(group *g, int r)
 /* Codes of E4M3 straight from the scores: eight to an octave. */
 static void round_p_direct(group *g, int r, int64_t t, double top)
 {
-    const double phase = g->s->recipe->p_phase == APA_TOGGLE_ON && t % 4 >= 2 ? 0.5 : 0;
+    static const double turn[8] = {0, 0, .5, .5, .25, .25, .75, .75};
+    const double phase = g->s->recipe->p_phase == APA_TOGGLE_ON ? turn[t % 8] : 0;
     double frame = floor(top) - 1 + phase;
     while (frame < top)
         ++frame;
