@@ -137,6 +137,9 @@ typedef enum apa_p_sum { APA_P_SUM_AUTO = 0, APA_P_SUM_QUANTISED = 1, APA_P_SUM_
 /* P through the exponential, or codes straight from scores (no exponential). */
 typedef enum apa_p_map { APA_P_MAP_AUTO = 0, APA_P_MAP_EXP = 1, APA_P_MAP_DIRECT = 2 } apa_p_map;
 
+/* Which queries share the mean that smooth_q takes off: 128 positions of a query head, or all of the head. */
+typedef enum apa_q_mean { APA_Q_MEAN_AUTO = 0, APA_Q_MEAN_BLOCK = 1, APA_Q_MEAN_HEAD = 2 } apa_q_mean;
+
 /* What a sum of products is kept in (docs/recipes.md says where each one rounds). */
 typedef enum apa_accumulator {
     APA_ACCUMULATOR_AUTO = 0,
@@ -229,7 +232,9 @@ typedef struct apa_recipe {
     double p_static_scale; /* S of p_scale static; NaN = the format's largest */
     apa_p_sum p_sum;
     apa_p_map p_map;
-    apa_toggle smooth_q; /* subtract the mean of 128 queries, add its scores back in FP32 */
+    apa_toggle p_phase;  /* frames of pairs of tiles take turns at four parts of an octave (p_scale row-tile-pow2) */
+    apa_toggle smooth_q; /* subtract a mean from the queries, add its scores back in FP32 */
+    apa_q_mean q_mean;   /* the mean of 128 queries, or of all of the head */
 
     /* sums */
     /* f64 stands for an engine's own wide sums: double in the reference engine, FP32 in the fast ones. */

@@ -60,7 +60,12 @@ void apa_reference_head_layout(apa_reference_arena *arena, const apa_call *call,
     if (keeps_keys(recipe))
         head->k_exact = apa_reference_take(arena, tiles, D * T, sizeof(float));
     if (recipe->smooth_q == APA_TOGGLE_ON) {
-        head->q_mean = apa_reference_take(arena, call->G * apa_reference_q_blocks(call), D, sizeof(float));
+        const int64_t blocks = call->G * apa_reference_q_blocks(call);
+        head->q_mean = apa_reference_take(arena, blocks, D, sizeof(float));
+        if (recipe->q_mean == APA_Q_MEAN_HEAD) {
+            head->q_sum = apa_reference_take(arena, blocks, D, sizeof(double));
+            head->q_count = apa_reference_take(arena, blocks, 1, sizeof(int64_t));
+        }
     }
     if (shared_q_scale(recipe))
         head->q_amax = apa_reference_take(arena, call->G, call->Sq, sizeof(float));
