@@ -24,7 +24,9 @@ static int ue4m3_nearest(double x)
     int best = 0;
     for (int c = 1; c <= 126; ++c) {
         const double d = fabs(x - ue4m3_value(c)), e = fabs(x - ue4m3_value(best));
-        if (d < e || (d == e && c % 2 == 0))
+        if (d > e)
+            break; /* values rise */
+        if (d < e || c % 2 == 0)
             best = c;
     }
     return best;
