@@ -157,9 +157,10 @@ static __global__ void __launch_bounds__(FixShape<T>::THREADS, FixShape<T>::BLOC
             __syncthreads();
             auto load = [&](int i) {
                 if (i < n)
-                    copy_in<S::THREADS>(
-                        ring + (i & 1) * S::STAGE,
-                        job.blob + (static_cast<int64_t>(unit.head) * job.room + entries.tile[i]) * T::BYTES, T::BYTES);
+                    copy_in<S::THREADS>(ring + (i & 1) * S::STAGE,
+                                        job.blob + (static_cast<int64_t>(unit.head) * T::room(job) + entries.tile[i]) *
+                                                       T::BYTES,
+                                        T::BYTES);
                 copy_async_commit();
             };
             load(0);
