@@ -1,5 +1,7 @@
 /* What the warp-MMA kernels take and what they refuse, and the table of their cold formats: host logic, without a CUDA
  * device or toolkit. */
+#include "apa/cuda.h"
+
 #include "cuda/accept.h"
 #include "cuda/enqueue.h"
 #include "cuda/job.h"
@@ -170,11 +172,49 @@ static void test_sizes(void **state)
         }
 }
 
+/* Builds without CUDA, and machines without a device, have the whole of apa/cuda.h, which says so in one line. */
+static void test_absent(void **state)
+{
+    (void)state;
+    int32_t devices = -1;
+    apa_problem problem;
+    apa_cuda_options options;
+    apa_cuda_plan plan;
+    size_t bytes = 7;
+    if (apa_cuda_device_count(context, &devices) == APA_STATUS_OK)
+        skip();
+    assert_int_equal(devices, 0);
+    apa_problem_init(&problem);
+    static uint16_t in[64], out[64];
+    problem.q = problem.k = problem.v = apa_tensor_hnd(in, APA_DTYPE_F16, 1, 1, 1, 64);
+    problem.out = apa_tensor_hnd(out, APA_DTYPE_F16, 1, 1, 1, 64);
+    memset(&options, 0xff, sizeof options);
+    memset(&plan, 0xff, sizeof plan);
+    apa_cuda_options_init(&options);
+    apa_cuda_plan_init(&plan);
+    assert_true(options.size == sizeof options && plan.size == sizeof plan);
+    assert_true(options.stream == NULL && options.workspace == NULL && options.family == NULL);
+    assert_true(options.prepared == NULL && options.prepared_room == 0 && options.prepared_mean == 0);
+    assert_true(plan.workspace_bytes == 0 && plan.prepared_bytes == 0 && plan.engine[0] == '\0');
+    for (int i = 0; i < 4; i++) {
+        const apa_status status = i == 0   ? apa_cuda_attention_plan(context, &problem, NULL, &options, &plan)
+                                  : i == 1 ? apa_cuda_attention_plan(context, &problem, NULL, NULL, &plan)
+                                  : i == 2 ? apa_cuda_workspace_bytes(context, &problem, NULL, &bytes)
+                                           : apa_cuda_attention(context, &problem, NULL, &options, NULL);
+        const char *message = apa_context_message(context);
+        assert_int_equal(status, APA_STATUS_UNSUPPORTED);
+        assert_int_equal(strncmp(message, "cuda", 4), 0);
+        assert_null(strchr(message, '\n'));
+    }
+    assert_true(bytes == 7 && plan.workspace_bytes == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_traits),    cmocka_unit_test(test_refusals), cmocka_unit_test(test_all_hot),
         cmocka_unit_test(test_half_sums), cmocka_unit_test(test_devices),  cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_absent),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -40,7 +40,14 @@ class Problem(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("stream", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
-                ("workspace_bytes", ctypes.c_size_t), ("counts", ctypes.c_void_p), ("verdicts", ctypes.c_void_p)]
+                ("workspace_bytes", ctypes.c_size_t), ("counts", ctypes.c_void_p), ("verdicts", ctypes.c_void_p),
+                ("family", ctypes.c_char_p), ("prepared", ctypes.c_void_p), ("prepared_bytes", ctypes.c_size_t),
+                ("prepared_room", ctypes.c_int64), ("prepared_keys", ctypes.c_int64), ("prepared_mean", ctypes.c_int32)]
+
+
+class Plan(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("engine", ctypes.c_char * 16), ("kernel", ctypes.c_char * 64),
+                ("workspace_bytes", ctypes.c_size_t), ("prepared_bytes", ctypes.c_size_t), ("recipe", ctypes.c_char * 8192)]
 
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
@@ -62,19 +69,22 @@ class Library:
         if status != 0:
             raise RuntimeError(self.lib.apa_context_message(self.context).decode())
 
-    def call(self, method, q, k, v, out, lse, causal, settings=()):
+    def call(self, method, q, k, v, out, lse, causal, settings=(), family="auto"):
         """A function that enqueues one call on the current stream, and the counters it fills."""
         recipe = ctypes.create_string_buffer(8192)
         self.check(self.lib.apa_recipe_init(recipe, method.encode()))
         for name, value in settings:
             self.check(self.lib.apa_recipe_set(recipe, name.encode(), value.encode(), None, ctypes.c_size_t(0)))
-        problem, options, size = Problem(), Options(), ctypes.c_size_t()
+        problem, options, plan = Problem(), Options(), Plan()
         self.lib.apa_problem_init(ctypes.byref(problem))
         self.lib.apa_cuda_options_init(ctypes.byref(options))
         problem.q, problem.k, problem.v, problem.out, problem.lse = map(tensor, (q, k, v, out, lse))
         problem.causal = int(causal)
-        self.check(self.lib.apa_cuda_workspace_bytes(self.context, ctypes.byref(problem), recipe, ctypes.byref(size)))
-        workspace = torch.empty(max(size.value, 256), dtype=torch.uint8, device="cuda")
+        self.lib.apa_cuda_plan_init(ctypes.byref(plan))
+        assert options.size == ctypes.sizeof(Options), "another version of apa_cuda_options"
+        options.family = family.encode()
+        self.check(self.lib.apa_cuda_attention_plan(self.context, ctypes.byref(problem), recipe, ctypes.byref(options), ctypes.byref(plan)))
+        workspace = torch.empty(max(plan.workspace_bytes, 256), dtype=torch.uint8, device="cuda")
         counts = torch.zeros(4, dtype=torch.int64, device="cuda")
         options.stream = torch.cuda.current_stream().cuda_stream
         options.workspace, options.workspace_bytes, options.counts = workspace.data_ptr(), workspace.numel(), counts.data_ptr()
@@ -85,7 +95,8 @@ class Library:
 
         run.keep = (workspace, recipe, problem, options)
         run.counts = counts
-        run.workspace_bytes = size.value
+        run.workspace_bytes = plan.workspace_bytes
+        run.engine, run.kernel = plan.engine.decode(), plan.kernel.decode()
         return run
 
 
@@ -164,6 +175,14 @@ def clock():
     return asked.stdout.split("\n")[0].strip() if asked.returncode == 0 else "?"
 
 
+def chosen(methods, families):
+    """(name, preset with settings, family) of each; peers as they are."""
+    for m in methods:
+        text, _, family = m.partition("@")
+        for f in [family] if family or m in PEERS else families:
+            yield (m if len(families) == 1 or family or m in PEERS else f"{m}@{f}"), text, f or "auto"
+
+
 def once(run):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -178,7 +197,9 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--shapes", default="long,causal")
     parser.add_argument("--kinds", default="topics,sink-tail,randn")
-    parser.add_argument("--methods", default="flash,cudnn,exact,apa,cold", help="peers, and presets with settings: apa:cold_format=e4m3:eps=0.01")
+    parser.add_argument("--methods", default="flash,cudnn,exact,apa,cold",
+                        help="peers, and presets with settings and a kernel family: apa:cold_format=e4m3:eps=0.01, exact@warp, apa:eps=0.01@wgmma")
+    parser.add_argument("--family", default="auto", help="kernel family of the methods that name none; several: each method by each (warp,wgmma)")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.15)
     parser.add_argument("--json")
@@ -194,12 +215,15 @@ def main():
             out = torch.full((B, Hq, Sq, D), math.nan, dtype=torch.float16, device="cuda")
             lse = torch.empty(B, Hq, Sq, dtype=torch.float32, device="cuda")
             methods = {}
-            for m in arguments.methods.split(","):
+            for m, text, family in chosen(arguments.methods.split(","), arguments.family.split(",")):
                 if m in PEERS:
                     methods[m] = sdpa(PEERS[m], q, k, v, causal)
-                else:
-                    preset, *settings = m.split(":")  # apa:cold_format=e4m3:eps=0.01
-                    methods[m] = library.call(preset, q, k, v, out, lse, causal, [setting.split("=") for setting in settings])
+                    continue
+                preset, *settings = text.split(":")  # apa:cold_format=e4m3:eps=0.01
+                try:
+                    methods[m] = library.call(preset, q, k, v, out, lse, causal, [setting.split("=") for setting in settings], family)
+                except RuntimeError as e:
+                    print(m, "left out:", e)
             rows = sorted({0, 1, Sq // 3, Sq // 2, Sq - 1} | set(range(0, Sq, max(1, Sq // 24))))
             whole = None
             expected, times, errors = truth(q, k, v, causal, rows), {m: [] for m in methods}, {}
@@ -208,7 +232,7 @@ def main():
                 try:
                     got = run()
                     torch.cuda.synchronize()
-                    if m == "exact":
+                    if whole is None and m.split("@")[0] == "exact":
                         whole = got.clone()
                     all_pairs[m] = compare(got, whole)
                     d = (got[:, :, rows].double() - expected).norm(dim=-1)
@@ -227,18 +251,18 @@ def main():
                 ms = statistics.median(times[m])
                 spread = (max(times[m]) - min(times[m])) / ms
                 counts = run.counts.tolist() if hasattr(run, "counts") else [0, 0, 0, 0]
-                record = {"shape": name, "kind": kind, "method": m, "ms": ms, "spread": spread, "tflops": 4 * B * Hq * pairs * D / ms / 1e9,
+                record = {"shape": name, "kind": kind, "method": m, "engine": getattr(run, "engine", ""), "kernel": getattr(run, "kernel", ""), "ms": ms, "spread": spread, "tflops": 4 * B * Hq * pairs * D / ms / 1e9,
                           "to_flash": ms / to["flash"], "to_cudnn": ms / to["cudnn"], "rel_l2": errors[m][0], "worst": errors[m][1],
                           "rel_l2_to_exact": all_pairs[m][0], "min_cos_to_exact": all_pairs[m][1],
                           "hot": counts[1] / max(counts[0], 1), "candidates": counts[2] / max(counts[0], 1),
                           "workspace_mib": getattr(run, "workspace_bytes", 0) / 2**20}
                 records.append(record)
-                print("{shape:9} {kind:9} {method:6} {ms:8.3f} ms ±{spread:4.0%} {tflops:6.0f} TFLOP/s {to_flash:5.2f} of flash {to_cudnn:5.2f} of cudnn  l2 {rel_l2:.1e} worst {worst:.1e} all pairs {rel_l2_to_exact:.1e} cos {min_cos_to_exact:.5f} "
+                print("{shape:9} {kind:9} {method:6} {engine:10} {ms:8.3f} ms ±{spread:4.0%} {tflops:6.0f} TFLOP/s {to_flash:5.2f} of flash {to_cudnn:5.2f} of cudnn  l2 {rel_l2:.1e} worst {worst:.1e} all pairs {rel_l2_to_exact:.1e} cos {min_cos_to_exact:.5f} "
                       "hot {hot:6.2%} ({candidates:.1%}) {workspace_mib:.0f} MiB".format(**record), flush=True)
             if arguments.profile:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                    for m in ("exact", "apa"):
-                        if m in methods:
+                    for m in methods:
+                        if m.split("@")[0] in ("exact", "apa"):
                             methods[m]()
                     torch.cuda.synchronize()
                 for event in profile.events():

@@ -77,7 +77,7 @@ typedef struct apa_problem {
     /* Paged K and V: NULL, or one row of page numbers per sequence. k is then [pages, Hkv, page_size, D] and v [pages,
      * Hkv, page_size, Dv]; key j of sequence b is row j % page_size of page block_table[b·block_table_stride +
      * j/page_size]. Any page size; pages may be shared between sequences; only pages that hold used keys are looked
-     * up. Needs seqused_k; excludes cu_seqlens_k. */
+     * up. Needs seqused_k; excludes cu_seqlens_k. apa_cuda_attention() wants the table in device memory. */
     const int32_t *block_table;
     int64_t block_table_stride;
 } apa_problem;

@@ -45,18 +45,60 @@ enum {
 typedef struct apa_cuda_options {
     size_t size;  /* sizeof(apa_cuda_options), set by apa_cuda_options_init() */
     void *stream; /* a cudaStream_t of the current device; NULL = the default stream */
-    /* Device memory, 256-byte aligned, at least apa_cuda_workspace_bytes(). It belongs to the call until the stream has
-     * passed it; calls in one stream may share it. */
+    /* Device memory, 256-byte aligned, at least apa_cuda_plan.workspace_bytes. It belongs to the call until the stream
+     * has passed it; calls in one stream may share it. */
     void *workspace;
     size_t workspace_bytes;
     uint64_t *counts;  /* device memory, APA_CUDA_COUNT_NUMBER elements, or NULL */
-    uint8_t *verdicts; /* device memory, [B][Hq][Sq][ceil(Skv/64)] of apa_verdict, or NULL */
+    uint8_t *verdicts; /* device memory, [B][Hq][Sq][ceil(Skv/64)] of apa_verdict, or NULL; as options.verdicts of
+                          apa_attention() it is refused where sequences differ */
+
+    /* Kernel family: "auto" (NULL too) is the best that takes the call; "warp" and "wgmma" (compute capability 9.0) are
+     * that one or a refusal. */
+    const char *family;
+
+    /* Keys that stay prepared between calls, for prompts that come in chunks: codes and scales of whole tiles lie in
+     * memory of the caller's, and a call makes only those of the keys that are new to it.
+     *   prepared        device memory, 256-byte aligned, at least apa_cuda_plan.prepared_bytes. Read and written in
+     *                   stream order; where prepared_keys is 0 it may hold anything.
+     *   prepared_room   keys of a sequence that it is laid out for, at least Skv; 0 (the default): nothing is kept
+     *   prepared_keys   how many keys of a sequence it has seen: Skv of the call before, or fewer to have those after
+     *                   them made anew; 0 in the first call. These keys and values are where they were, or their
+     * copies. prepared_mean   other than 0: the mean that lies there is kept, although prepared_keys is 0 Of one
+     * sequence of calls are the same: device, family (named: not "auto"), recipe, dtype, B, Hkv, D, prepared_room. The
+     * mean that is taken off K is that of the first call's keys, from then on (with smooth_k): any shift is exact where
+     * P is exact, a poor one leaves larger codes. Out and LSE are, bit for bit, those of a call with prepared_keys 0
+     * and prepared_mean 1, which makes all tiles anew about the same mean. Refused where a scale is not a tile's own
+     * (cuda:warp: all but qk_scale_granularity=row), and of more than one sequence where they differ. Where all tiles
+     * are hot nothing is prepared: prepared_bytes is 0 and the memory is left alone. */
+    void *prepared;
+    size_t prepared_bytes;
+    int64_t prepared_room, prepared_keys;
+    int32_t prepared_mean;
 } apa_cuda_options;
 
 APA_EXPORT void apa_cuda_options_init(apa_cuda_options *options);
 
-/* Device memory that apa_cuda_attention() needs for such a problem (data pointers may be NULL) on the current device.
- */
+/* What a call would do on the current device. */
+typedef struct apa_cuda_plan {
+    size_t size;     /* sizeof(apa_cuda_plan), set by apa_cuda_plan_init() */
+    char engine[16]; /* "cuda:warp", "cuda:wgmma" */
+    char kernel[64]; /* which kernels, for people */
+    size_t workspace_bytes;
+    size_t prepared_bytes; /* for options.prepared_room keys a sequence */
+    apa_recipe recipe;     /* resolved; where sequences differ, for the longest */
+} apa_cuda_plan;
+
+APA_EXPORT void apa_cuda_plan_init(apa_cuda_plan *plan);
+
+/* Validates a call of apa_cuda_attention() and says how it would run. Of the options family, prepared_room,
+ * prepared_keys and whether verdicts are asked for count; NULL = defaults. Data pointers of the tensors may be NULL; no
+ * device memory is read. Errors: as apa_cuda_attention(). */
+APA_EXPORT apa_status apa_cuda_attention_plan(apa_context *context, const apa_problem *problem,
+                                              const apa_recipe *recipe, const apa_cuda_options *options,
+                                              apa_cuda_plan *plan);
+
+/* apa_cuda_plan.workspace_bytes with default options. */
 APA_EXPORT apa_status apa_cuda_workspace_bytes(apa_context *context, const apa_problem *problem,
                                                const apa_recipe *recipe, size_t *bytes);
 
@@ -64,8 +106,15 @@ APA_EXPORT apa_status apa_cuda_workspace_bytes(apa_context *context, const apa_p
  * synchronisation and no allocation happens inside, so the call can be captured into a CUDA graph. Deterministic: the
  * same bits for the same inputs on the same kind of device. q, k, v: f16 or bf16; data 16-byte aligned, strides
  * multiples of 8 elements; D = Dv = 64, 128 or 256; out f16, bf16 or f32; lse f32. recipe NULL = preset "apa".
- * resolved, if not NULL, receives the recipe as it runs. Errors: INVALID_ARGUMENT, UNSUPPORTED (nothing was put on the
- * stream), INTERNAL (a CUDA error; its text in the context). */
+ *
+ * Ragged and paged problems: cu_seqlens_q, cu_seqlens_k, seqused_k and q_offsets are in host memory, read before the
+ * function returns: lengths decide what is launched, one sequence after the other. A graph keeps those of its capture.
+ * block_table is in device memory and is read when the stream gets there: a graph follows it. A page number that is
+ * negative, or k's number of pages and more, is not read: its keys and values are NaN, so rows that see them come out
+ * NaN and others do not. Pages are laid flat in the workspace first; the bits are those of the flat call.
+ *
+ * resolved, if not NULL, receives the recipe as it runs (where sequences differ, that of the longest). Errors:
+ * INVALID_ARGUMENT, UNSUPPORTED (nothing was put on the stream), INTERNAL (a CUDA error; its text in the context). */
 APA_EXPORT apa_status apa_cuda_attention(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
                                          const apa_cuda_options *options, apa_recipe *resolved);
 

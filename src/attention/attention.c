@@ -62,7 +62,7 @@ apa_status apa_attention_plan(apa_context *context, const apa_problem *problem, 
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "plan: NULL or not set up by apa_plan_init()");
     apa_call call;
     const apa_engine *engine;
-    apa_status status = apa_plan_call(context, problem, recipe, options, false, &call, &engine);
+    apa_status status = apa_plan_call(context, problem, recipe, options, APA_PLAN_NO_DATA, &call, &engine);
     if (status != APA_STATUS_OK)
         return status;
     copy_name(plan->engine, sizeof plan->engine, engine->name);
@@ -89,7 +89,7 @@ apa_status apa_attention_over(apa_context *context, const apa_problem *problem, 
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "statistics: not set up by apa_statistics_init()");
     apa_call call;
     const apa_engine *engine;
-    apa_status status = apa_plan_call(context, problem, recipe, options, true, &call, &engine);
+    apa_status status = apa_plan_call(context, problem, recipe, options, APA_PLAN_HOST_DATA, &call, &engine);
     if (status != APA_STATUS_OK)
         return status;
     if (kept != NULL && (!apa_sequences_differ(problem) || call.B != count))

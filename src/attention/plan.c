@@ -163,9 +163,10 @@ static apa_status choose_engine(apa_context *context, const char *name, apa_call
 }
 
 apa_status apa_plan_call(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
-                         const apa_attention_options *options, bool need_data, apa_call *call,
+                         const apa_attention_options *options, apa_plan_data data, apa_call *call,
                          const apa_engine **engine)
 {
+    const bool need_data = data != APA_PLAN_NO_DATA;
     if (context == NULL)
         return APA_STATUS_INVALID_ARGUMENT;
     if (problem == NULL || problem->size != sizeof *problem)
@@ -185,7 +186,7 @@ apa_status apa_plan_call(apa_context *context, const apa_problem *problem, const
         return apa_fail(context, status, "recipe: %s", message);
     status = check_inputs(context, problem, need_data);
     if (status == APA_STATUS_OK && apa_sequences_differ(problem))
-        status = apa_sequences_check(context, problem, need_data);
+        status = apa_sequences_check(context, problem, data == APA_PLAN_HOST_DATA);
     if (status == APA_STATUS_OK)
         status = check_outputs(context, problem, need_data);
     if (status != APA_STATUS_OK)

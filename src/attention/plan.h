@@ -5,10 +5,13 @@
 
 #include "core/engine.h"
 
-/* Validates, picks the engine and resolves the recipe. Data pointers are checked only when need_data is set.
- * recipe and options may be NULL. */
+/* What of a problem is read: nothing but its numbers; data pointers, that they are there, and page numbers; the same
+ * of tensors and a block table in a device's memory, which the host cannot look into. */
+typedef enum apa_plan_data { APA_PLAN_NO_DATA, APA_PLAN_HOST_DATA, APA_PLAN_DEVICE_DATA } apa_plan_data;
+
+/* Validates, picks the engine and resolves the recipe. recipe and options may be NULL. */
 apa_status apa_plan_call(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
-                         const apa_attention_options *options, bool need_data, apa_call *call,
+                         const apa_attention_options *options, apa_plan_data data, apa_call *call,
                          const apa_engine **engine);
 
 #endif

@@ -229,7 +229,8 @@ apa_status apa_cuda_run(apa_context *context, const apa_call *call, const apa_cu
     apa_status status = apa_cuda_current(context, &target);
     if (status != APA_STATUS_OK)
         return status;
-    const size_t bytes = family->device_bytes(call, &target);
+    const apa_cuda_kept nothing = {0};
+    const size_t bytes = family->device_bytes(call, &target, &nothing);
     const size_t verdicts = call->verdicts == NULL ? 0 : (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call));
     session at = {0};
     cudaError_t error = move_in(&at, call, bytes, verdicts);
@@ -241,8 +242,11 @@ apa_status apa_cuda_run(apa_context *context, const apa_call *call, const apa_cu
         moved.pages = NULL;
         moved.out = packed_like(&call->out, at.device[OUT]);
         moved.lse = packed_like(&call->lse, at.device[LSE]);
-        const apa_cuda_place place = {at.stream, at.device[WORKSPACE], at.device[COUNTS], at.device[VERDICTS],
-                                      at.event[1]};
+        const apa_cuda_place place = {.stream = at.stream,
+                                      .workspace = at.device[WORKSPACE],
+                                      .counts = at.device[COUNTS],
+                                      .verdicts = at.device[VERDICTS],
+                                      .prep_done = at.event[1]};
         error = cudaEventRecord(at.event[0], at.stream);
         if (error == cudaSuccess)
             error = cudaEventRecord(at.event[1],
@@ -262,9 +266,8 @@ apa_status apa_cuda_run(apa_context *context, const apa_call *call, const apa_cu
 
 static apa_status run(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics)
 {
-    static const apa_cuda_family warp = {apa_cuda_device_bytes, apa_cuda_enqueue};
     (void)workspace;
-    return apa_cuda_run(context, call, &warp, statistics);
+    return apa_cuda_run(context, call, &apa_cuda_warp_family, statistics);
 }
 
 const apa_engine apa_cuda_warp_engine = {
@@ -274,3 +277,6 @@ const apa_engine apa_cuda_warp_engine = {
     .workspace_bytes = workspace_bytes,
     .run = run,
 };
+
+const apa_cuda_family apa_cuda_warp_family = {&apa_cuda_warp_engine, apa_cuda_device_bytes, apa_cuda_kept_bytes,
+                                              apa_cuda_enqueue};

@@ -116,7 +116,7 @@ static void set_shape(const apa_call *call, apa_cuda_job *job)
     job->D = (int32_t)call->D;
     job->bf16 = call->q.dtype == APA_DTYPE_BF16;
     job->packing_rows = call->recipe.packing == APA_PACKING_ROWS;
-    job->tiles = (int32_t)apa_call_tiles(call);
+    job->tiles = job->room = (int32_t)apa_call_tiles(call);
     job->Sq16 = (int32_t)(ceil_div(call->Sq, APA_CUDA_GROUP) * APA_CUDA_GROUP);
     job->rows = (int32_t)((job->packing_rows ? call->Sq : job->Sq16) * call->G);
     job->units = (int32_t)ceil_div(job->rows, APA_CUDA_UNIT);
@@ -185,8 +185,18 @@ static void cut(const apa_call *call, const apa_cuda_target *target, bool all_ho
 
 /* ------------------------------------------------------------------------------- workspace */
 
-/* Buffers of all tiles, then those of `units` units. */
-static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at)
+/* What calls can leave to later ones. */
+static void lay_out_kept(apa_cuda_job *job, apa_cuda_arena *at)
+{
+    const int64_t heads = (int64_t)job->B * job->Hkv;
+    job->k_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
+    job->blob = apa_cuda_take(at, heads * job->room * apa_cuda_blob_bytes(job->trait, job->D), 1);
+    job->poisoned = apa_cuda_take(at, heads * job->room, 1);
+    job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
+}
+
+/* Buffers of all tiles, then those of `units` units; prepared keys go to `kept`. */
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at, apa_cuda_arena *kept)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv, tiles = heads * job->tiles, D = job->D;
     const int64_t rows = units * APA_CUDA_UNIT, parts = all_hot && job->splits == 1 ? 0 : job->splits;
@@ -197,10 +207,7 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
         return;
     job->tile_sum = apa_cuda_take(at, job->smooth ? tiles * (D + 1) : 0, sizeof(double));
     job->mean_sum = apa_cuda_take(at, job->smooth ? heads * D : 0, sizeof(double));
-    job->k_mean = apa_cuda_take(at, heads * D, sizeof(float));
-    job->blob = apa_cuda_take(at, tiles * apa_cuda_blob_bytes(job->trait, D), 1);
-    job->poisoned = apa_cuda_take(at, tiles, 1);
-    job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
+    lay_out_kept(job, kept);
     job->k_amax = apa_cuda_take(at, heads, sizeof(float));
     job->v_amax = apa_cuda_take(at, heads * D, sizeof(float));
     job->v_scale = apa_cuda_take(at, heads * D, sizeof(float));
@@ -247,24 +254,58 @@ void apa_cuda_describe(const apa_call *call, apa_cuda_job *job)
     set_numbers(call, job);
 }
 
+void apa_cuda_keep(const apa_cuda_kept *kept, int32_t together, apa_cuda_job *job)
+{
+    if (kept->room == 0)
+        return;
+    const int64_t keys = kept->keys < job->Skv ? kept->keys : job->Skv, step = (int64_t)together * APA_CUDA_TILE;
+    job->room = (int32_t)(ceil_div(kept->room, step) * together);
+    job->first_tile = (int32_t)(keys / step * together); /* one that is not whole is made anew */
+    job->mean_given = kept->mean || keys > 0;
+}
+
 /* Returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, apa_cuda_arena *at, apa_cuda_job *job)
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept,
+                        apa_cuda_arena *at, apa_cuda_job *job)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    apa_cuda_arena own = {kept->memory, 0};
     apa_cuda_describe(call, job);
+    apa_cuda_keep(kept, 1, job);
     cut(call, target, all_hot, job);
     const int64_t units = (int64_t)job->B * job->Hkv * job->units, batch = batch_units(job, all_hot, units);
     job->longest_first = job->longest_first && batch == units;
-    lay_out(job, all_hot, batch, at);
+    lay_out(job, all_hot, batch, at, kept->room > 0 ? &own : at);
     return batch;
 }
 
-size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target)
+size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept)
 {
     apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
-    make_job(call, target, &at, &job);
+    make_job(call, target, kept, &at, &job);
     return at.used;
+}
+
+apa_status apa_cuda_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes)
+{
+    const apa_cuda_kept kept = {NULL, room, 0, false};
+    apa_cuda_arena at = {NULL, 0};
+    apa_cuda_job job;
+    *bytes = 0;
+    if (apa_cuda_all_hot(&call->recipe))
+        return APA_STATUS_OK;
+    const apa_cuda_trait *trait = trait_of(&call->recipe);
+    if (trait->number != APA_CUDA_INT8_FINE)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED,
+                        "prepared: %s has scales of a whole head, which new keys change, expected cold tiles with "
+                        "scales of their own (cuda:warp: cold_format=int8 qk_scale_granularity=row)",
+                        trait->name);
+    apa_cuda_describe(call, &job);
+    apa_cuda_keep(&kept, 1, &job);
+    lay_out_kept(&job, &at);
+    *bytes = at.used;
+    return APA_STATUS_OK;
 }
 
 int64_t apa_cuda_visible(const apa_call *call)
@@ -348,6 +389,17 @@ static int run_exact(apa_cuda_job *job, int64_t batch, const apa_cuda_place *pla
     return error;
 }
 
+int apa_cuda_clear_results(const apa_call *call, const apa_cuda_place *place)
+{
+    int error = 0;
+    if (place->verdicts != NULL)
+        error = cudaMemsetAsync(place->verdicts, APA_VERDICT_INVISIBLE,
+                                (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call)), place->stream);
+    if (error == 0 && place->counts != NULL && !place->add_counts)
+        error = cudaMemsetAsync(place->counts, 0, sizeof(uint64_t) * APA_CUDA_COUNTS, place->stream);
+    return error;
+}
+
 apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                             const apa_cuda_place *place)
 {
@@ -361,15 +413,10 @@ apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const ap
         status = apa_cuda_check_aligned(context, "v", &call->v);
     if (status != APA_STATUS_OK)
         return status;
-    const int64_t batch = make_job(call, target, &at, &job);
+    const int64_t batch = make_job(call, target, &place->kept, &at, &job);
     job.counts = (unsigned long long *)place->counts;
     job.verdicts = place->verdicts;
-    int error = 0;
-    if (place->verdicts != NULL)
-        error = cudaMemsetAsync(place->verdicts, APA_VERDICT_INVISIBLE,
-                                (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call)), place->stream);
-    if (error == 0 && place->counts != NULL)
-        error = cudaMemsetAsync(place->counts, 0, sizeof(uint64_t) * APA_CUDA_COUNTS, place->stream);
+    int error = apa_cuda_clear_results(call, place);
     if (error == 0)
         error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
     if (error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL))

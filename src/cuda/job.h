@@ -66,12 +66,17 @@ typedef struct apa_cuda_job {
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
+    /* prepared keys: all anew, or those that an earlier call has not left */
+    int32_t room;       /* tiles of a KV head that blob and poisoned have room for; at least `tiles` */
+    int32_t first_tile; /* those before it are there already (of pairs: even) */
+    int32_t mean_given; /* k_mean is there already */
+
     /* workspace */
     double *tile_sum;    /* [B·Hkv][tiles][D + 1] */
     double *mean_sum;    /* [B·Hkv][D] */
     float *k_mean;       /* [B·Hkv][D] */
-    uint8_t *blob;       /* [B·Hkv][tiles][blob bytes] */
-    uint8_t *poisoned;   /* [B·Hkv][tiles] */
+    uint8_t *blob;       /* [B·Hkv][room][blob bytes] */
+    uint8_t *poisoned;   /* [B·Hkv][room] */
     float *k_scale_max;  /* [B·Hkv]: INT8 */
     float *k_amax;       /* [B·Hkv]: NVFP4, then its head scale */
     float *v_amax;       /* [B·Hkv][D]: of a channel, where V's scales are the head's */

@@ -14,7 +14,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 {
-    for source in "$root"/src/cuda/warp_mma/*.cu; do
+    for source in "$root"/src/cuda/*.cu "$root"/src/cuda/warp_mma/*.cu; do
         for arch in "${archs[@]}"; do
             echo "$source $arch"
         done

@@ -1,55 +1,30 @@
 /* What the CUDA engine's host side hands its kernels, without a device: the launchers are caught (ld --wrap), the
  * device is made up. For every launch of a call the buffers that its kernels index, by formulas of this file's own, lie
  * in the workspace that was asked for, aligned, none in another; batches and blocks take every unit once. */
-#include "apa/cuda.h"
-
-#include "cuda/device.h"
 #include "cuda/order.h"
 #include "cuda/wgmma/launch.h"
 #include "support/fixture.h"
 #include "support/problems.h"
 #include "support/test.h"
 
+#include "cuda/plan.h" /* last: its `at` is a name of locals above */
+
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, STEPS };
-enum { MOST_SPANS = 32, RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
+enum { RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
 
-#define BASE ((char *)(UINT64_C(1) << 40)) /* of the workspace: an address that nobody reads */
-
-typedef struct shape {
-    int64_t B, Hq, Hkv, Sq, Skv, D;
-    int causal;
-    int64_t left;
-} shape;
-
-typedef struct span {
-    const char *name;
-    uintptr_t first, end;
-} span;
-
-/* The call under test. */
-static struct {
-    apa_cuda_target target;
-    size_t bytes;
-    bool hopper;
-    int64_t next_unit[STEPS]; /* of the batches so far */
-    int launches;
-    span spans[MOST_SPANS];
-    int count;
-} at;
+plan_call at;
 
 /* ------------------------------------------------------------------------------- what a launch may touch */
 
-static void add(const char *name, const void *from, int64_t bytes)
+static void add_to(const char *memory, size_t size, const char *name, const void *from, int64_t bytes)
 {
     if (bytes == 0)
         return;
     const uintptr_t first = (uintptr_t)from, end = first + (uintptr_t)bytes;
-    if (first % 256 != 0 || first < (uintptr_t)BASE || end > (uintptr_t)BASE + at.bytes)
-        fail_msg("%s: %lld bytes at %lld of a workspace of %zu", name, (long long)bytes,
-                 (long long)(first - (uintptr_t)BASE), at.bytes);
+    if (first % 256 != 0 || first < (uintptr_t)memory || end > (uintptr_t)memory + size)
+        fail_msg("%s: %lld bytes at %lld of %zu", name, (long long)bytes, (long long)(first - (uintptr_t)memory), size);
     for (int i = 0; i < at.count; i++)
         if (first < at.spans[i].end && at.spans[i].first < end)
             fail_msg("%s lies in %s", name, at.spans[i].name);
@@ -57,7 +32,9 @@ static void add(const char *name, const void *from, int64_t bytes)
     at.spans[at.count++] = (span){name, first, end};
 }
 
-#define ADD(field, n) add(#field, job->field, (int64_t)(n) * (int64_t)sizeof *job->field)
+#define ADD_TO(memory, size, field, n)                                                                                 \
+    add_to(memory, size, #field, job->field, (int64_t)(n) * (int64_t)sizeof *job->field)
+#define ADD(field, n) ADD_TO(BASE, at.bytes, field, n)
 
 static void add_parts(const apa_cuda_job *job)
 {
@@ -69,13 +46,17 @@ static void add_parts(const apa_cuda_job *job)
 
 static void add_keys(const apa_cuda_job *job)
 {
-    const int64_t heads = (int64_t)job->B * job->Hkv, T = job->tiles, D = job->D;
-    ADD(k_mean, heads * D);
-    ADD(k_scale_max, heads);
-    ADD(poisoned, heads * T);
+    const int64_t heads = (int64_t)job->B * job->Hkv, T = job->tiles, D = job->D, R = job->room;
+    char *const kept = at.kept_bytes > 0 ? KEPT : BASE;
+    const size_t size = at.kept_bytes > 0 ? at.kept_bytes : at.bytes;
+    assert_true(R >= T && job->first_tile >= 0 && job->first_tile <= T && (at.kept_bytes > 0 || R == T));
+    ADD_TO(kept, size, k_mean, heads * D);
+    ADD_TO(kept, size, k_scale_max, heads);
+    ADD_TO(kept, size, poisoned, heads * R);
     if (at.hopper) {
+        assert_true(job->first_tile % 2 == 0);
         ADD(tile_sum, job->smooth ? heads * ((T + 7) / 8) * (D + 1) : 0);
-        ADD(blob, heads * ((T + 1) / 2) * (2 * 128 * D + 64));
+        ADD_TO(kept, size, blob, heads * ((R + 1) / 2) * (2 * 128 * D + 64));
         return;
     }
     const int64_t blob = job->trait == APA_CUDA_NVFP4       ? 64 * D + 8 * D /* 4 bits, a scale for 16 */
@@ -83,7 +64,7 @@ static void add_keys(const apa_cuda_job *job)
                                                             : 128 * D + 4 * 4 + 16;
     ADD(tile_sum, job->smooth ? heads * T * (D + 1) : 0);
     ADD(mean_sum, job->smooth ? heads * D : 0);
-    ADD(blob, heads * T * blob);
+    ADD_TO(kept, size, blob, heads * R * blob);
     ADD(k_amax, heads);
     ADD(v_amax, heads * D);
     ADD(v_scale, heads * D);
@@ -168,11 +149,26 @@ static void check_cut(const apa_cuda_job *job, int step)
     check_blocks(job, at.hopper && step == COLD);
 }
 
+/* The first batch of a sequence begins the count of its units. */
+static void begin(const apa_cuda_job *job, int step)
+{
+    if (job->unit_first != 0 || job->again)
+        return;
+    if ((step == EXACT || step == COLD) && at.sequences[step] < MOST_SEQUENCES)
+        at.job[at.sequences[step]] = *job;
+    at.next_unit[step] = 0;
+    at.sequences[step]++;
+}
+
 static int caught(const apa_cuda_job *job, int step, bool hopper)
 {
     assert_true(hopper == at.hopper);
     at.launches++;
     at.count = 0;
+    begin(job, step);
+    for (int i = 0; i < 2 && at.gathers > 0; i++)
+        add_to(BASE, at.bytes, i == 0 ? "flat K" : "flat V", at.pages[at.gathers - 1].to[i],
+               (int64_t)job->Hkv * job->Skv * job->D * 2);
     if (step == EXACT) {
         if (job->splits > 1)
             add_parts(job);
@@ -238,6 +234,24 @@ int __wrap_apa_cuda_launch_finish(const apa_cuda_job *job, int adaptive, void *s
     return 0;
 }
 
+int __wrap_apa_cuda_launch_gather(const apa_cuda_pages *pages, void *stream);
+int __wrap_apa_cuda_launch_gather(const apa_cuda_pages *pages, void *stream)
+{
+    (void)stream;
+    assert_in_range(at.gathers, 0, MOST_SEQUENCES - 1);
+    at.pages[at.gathers++] = *pages;
+    return 0;
+}
+
+cudaError_t __wrap_cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer);
+cudaError_t __wrap_cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
+{
+    const char *address = pointer;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = address >= BASE && address < DEVICE_END ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
+
 int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma_maps *maps);
 int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma_maps *maps)
 {
@@ -257,10 +271,10 @@ apa_status __wrap_apa_cuda_current(apa_context *unused, apa_cuda_target *target)
 
 /* ------------------------------------------------------------------------------- calls */
 
-static const apa_cuda_target h200 = {0, 90, 132, 232448, 233472}, a100 = {0, 80, 108, 166912, 167936},
-                             rtx_4090 = {0, 89, 128, 101376, 102400}, rtx_5090 = {0, 120, 170, 101376, 102400};
+const apa_cuda_target h200 = {0, 90, 132, 232448, 233472}, rtx_4090 = {0, 89, 128, 101376, 102400};
+static const apa_cuda_target a100 = {0, 80, 108, 166912, 167936}, rtx_5090 = {0, 120, 170, 101376, 102400};
 
-static apa_problem problem_of(const shape *s)
+apa_problem problem_of(const shape *s)
 {
     apa_problem p;
     char *data[4];
@@ -389,5 +403,5 @@ int main(void)
         cmocka_unit_test(test_random_shapes),
         cmocka_unit_test(test_documented_size),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, tear_down) + apa_test_calls();
 }

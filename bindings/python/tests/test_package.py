@@ -115,6 +115,7 @@ def test_declarations_are_the_headers():
         ("apa_evaluation_options", lib.apa_evaluation_options_init),
         ("apa_context_options", lib.apa_context_options_init),
         ("apa_cuda_options", lib.apa_cuda_options_init),
+        ("apa_cuda_plan", lib.apa_cuda_plan_init),
     ):
         found = ffi.new(f"{name} *")
         make_it(found)

@@ -38,6 +38,22 @@ apa_status apa_cuda_device_describe(apa_context *context, int32_t index, apa_cud
     return absent(context);
 }
 
+void apa_cuda_plan_init(apa_cuda_plan *plan)
+{
+    memset(plan, 0, sizeof *plan);
+    plan->size = sizeof *plan;
+}
+
+apa_status apa_cuda_attention_plan(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
+                                   const apa_cuda_options *options, apa_cuda_plan *plan)
+{
+    (void)problem;
+    (void)recipe;
+    (void)options;
+    (void)plan;
+    return absent(context);
+}
+
 apa_status apa_cuda_workspace_bytes(apa_context *context, const apa_problem *problem, const apa_recipe *recipe,
                                     size_t *bytes)
 {

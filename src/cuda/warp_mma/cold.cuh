@@ -347,7 +347,7 @@ template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const
 
         /* the sink tile, then from the last one backwards; backwards alone in the splits that do not hold the sink */
         auto tile_at = [&](int i) { return tiles.first > 0 ? tiles.end - 1 - i : i == 0 ? 0 : tiles.end - i; };
-        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * job.tiles * T::BYTES;
+        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * job.room * T::BYTES;
         auto source = [&](int i) { return blobs + static_cast<int64_t>(tile_at(i)) * T::BYTES; };
         typename S::Tiles ring;
         {

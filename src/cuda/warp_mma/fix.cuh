@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(FixShape<T>::THREADS, FixShape<T>::BLOC
                 if (i < n)
                     copy_in<S::THREADS>(ring + (i & 1) * S::STAGE,
                                         job.blob +
-                                            (static_cast<int64_t>(unit.head) * job.tiles + entries.tile[i]) * T::BYTES,
+                                            (static_cast<int64_t>(unit.head) * job.room + entries.tile[i]) * T::BYTES,
                                         T::BYTES);
                 copy_async_commit();
             };

@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         rows_seeing[threadIdx.x] = n;
     }
     __syncthreads();
-    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(unit.head) * job.tiles;
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(unit.head) * job.room;
     const uint8_t *throughout = job.all_hot + unit.local * APA_CUDA_UNIT_GROUPS;
     unsigned long long hot_rows = 0, candidate_rows = 0;
 

@@ -81,9 +81,11 @@ static __global__ void __launch_bounds__(SUM_THREADS<D>)
 template <int D> static int launch_statistics(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int heads = job->B * job->Hkv, tiles = heads * job->tiles;
-    const int sums = job->smooth ? tiles : 0, maxima = job->trait == APA_CUDA_INT8_FINE ? 0 : tiles;
-    cudaError_t error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
-    if (error == cudaSuccess)
+    const int sums = job->smooth && !job->mean_given ? tiles : 0, maxima = job->trait == APA_CUDA_INT8_FINE ? 0 : tiles;
+    cudaError_t error = cudaSuccess;
+    if (!job->smooth || !job->mean_given)
+        error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
+    if (error == cudaSuccess && job->first_tile == 0) /* it holds the maximum of the tiles that are there */
         error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess)
         error = cudaMemsetAsync(job->k_amax, 0, sizeof(float) * static_cast<size_t>(heads), stream);

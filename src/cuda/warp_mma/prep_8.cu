@@ -38,8 +38,10 @@ static __global__ void __launch_bounds__(PREP_THREADS) keys_kernel(const __grid_
     __shared__ __align__(16) uint8_t codes[64 * D];
     __shared__ float scales[APA_CUDA_TILE];
     __shared__ int shared_amax[4];
-    const int head = blockIdx.x / job.tiles, tile = blockIdx.x % job.tiles, sub = threadIdx.x & 7;
-    uint8_t *blob = job.blob + static_cast<int64_t>(blockIdx.x) * T::BYTES;
+    const int fresh = job.tiles - job.first_tile, sub = threadIdx.x & 7;
+    const int head = blockIdx.x / fresh, tile = job.first_tile + blockIdx.x % fresh;
+    const int64_t place = static_cast<int64_t>(head) * job.room + tile;
+    uint8_t *blob = job.blob + place * T::BYTES;
     float mean[E], x[TURNS][E], amax[TURNS];
     bool finite = true;
     if (threadIdx.x < 4)
@@ -91,7 +93,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) keys_kernel(const __grid_
     }
     if (threadIdx.x == 0 && !finite) {
         *reinterpret_cast<uint32_t *>(blob + T::FLAG) = 1;
-        job.poisoned[blockIdx.x] = 1;
+        job.poisoned[place] = 1;
     }
 }
 
@@ -105,7 +107,8 @@ template <typename T> __device__ __forceinline__ void values_of_tile(const apa_c
     __shared__ __align__(16) uint16_t rows[APA_CUDA_TILE * D];
     __shared__ int bad[APA_CUDA_TILE];
     __shared__ float most[PARTS][D];
-    uint8_t *blob = job.blob + (static_cast<int64_t>(head) * job.tiles + tile) * T::BYTES;
+    const int64_t place = static_cast<int64_t>(head) * job.room + tile;
+    uint8_t *blob = job.blob + place * T::BYTES;
     stage_rows<D, PREP_THREADS>(rows, bad, job.v, head / job.Hkv, head % job.Hkv, tile, job.Skv, job.bf16);
     const int c = threadIdx.x % D, part = threadIdx.x / D;
     float x[WORDS * 16], amax = 0.0f;
@@ -151,7 +154,7 @@ template <typename T> __device__ __forceinline__ void values_of_tile(const apa_c
         reinterpret_cast<uint4 *>(blob + T::V)[i] = reinterpret_cast<const uint4 *>(codes)[i ^ (i / 8 & 3)];
     if (threadIdx.x == 0) {
         *reinterpret_cast<uint4 *>(blob + T::FLAG) = make_uint4(!finite, 0, 0, 0);
-        job.poisoned[static_cast<int64_t>(head) * job.tiles + tile] = !finite;
+        job.poisoned[place] = !finite;
     }
 }
 
@@ -165,8 +168,8 @@ static __global__ void __launch_bounds__(PREP_THREADS)
         mean_of_head<T::D>(job, blockIdx.x);
         return;
     }
-    const int at = blockIdx.x - means;
-    values_of_tile<T>(job, at / job.tiles, at % job.tiles);
+    const int at = blockIdx.x - means, fresh = job.tiles - job.first_tile;
+    values_of_tile<T>(job, at / fresh, job.first_tile + at % fresh);
 }
 
 /* INT8 scores are within about so much of the truth at worst: half a step of one factor times the norm of the other,
@@ -269,9 +272,12 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
 
 template <typename T> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
-    const int heads = job->B * job->Hkv, blocks = heads * job->tiles, means = job->smooth ? heads : 0;
-    values_kernel<T><<<static_cast<unsigned>(blocks + means), PREP_THREADS, 0, stream>>>(*job, means);
-    keys_kernel<T><<<static_cast<unsigned>(blocks), PREP_THREADS, 0, stream>>>(*job);
+    const int heads = job->B * job->Hkv, blocks = heads * (job->tiles - job->first_tile);
+    const int means = job->smooth && !job->mean_given ? heads : 0;
+    if (blocks + means > 0)
+        values_kernel<T><<<static_cast<unsigned>(blocks + means), PREP_THREADS, 0, stream>>>(*job, means);
+    if (blocks > 0)
+        keys_kernel<T><<<static_cast<unsigned>(blocks), PREP_THREADS, 0, stream>>>(*job);
     return cudaGetLastError();
 }
 

@@ -234,7 +234,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
 template <int D>
 __device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, int head, const PairRange &pairs)
 {
-    const uint8_t *blobs = job.blob + static_cast<int64_t>(head) * ((job.tiles + 1) / 2) * Pair<D>::BYTES;
+    const uint8_t *blobs = job.blob + static_cast<int64_t>(head) * ((job.room + 1) / 2) * Pair<D>::BYTES;
     Cursor<D> at(shared);
     for (int i = 0; i < pairs.end - pairs.first; i++, at.advance()) {
         const uint8_t *from = blobs + static_cast<int64_t>(pair_at(pairs, i)) * Pair<D>::BYTES;

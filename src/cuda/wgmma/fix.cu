@@ -23,7 +23,7 @@ __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit
                                              int end)
 {
     using S = FixShape<D>;
-    const int64_t list = unit.local * job.tiles, pairs = (job.tiles + 1) / 2;
+    const int64_t list = unit.local * job.tiles, pairs = (job.room + 1) / 2;
     for (int i = 0; i < end - first; i++) {
         const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
         const uint32_t tile = job.fix_tile[list + first + i];

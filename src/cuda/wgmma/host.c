@@ -120,8 +120,6 @@ static apa_status resolve(apa_context *context, apa_call *call)
     status = apa_cuda_all_hot(&call->recipe) ? apa_cuda_resolve(context, call) : resolve_cold(context, call);
     if (status != APA_STATUS_OK)
         return status;
-    if (call->B == 0 || call->Sq == 0 || call->Skv == 0)
-        return refuse(context, "shape", "no queries or no keys");
     const char *objection = apa_wgmma_map_objection(&call->k);
     if (objection != NULL)
         return refuse(context, "k", objection);
@@ -160,16 +158,14 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
 }
 
-/* Prepared keys: all of them. */
-static void lay_out_keys(apa_cuda_job *job, apa_cuda_arena *at)
+/* Prepared keys: all of them; what calls can leave to later ones. */
+static void lay_out_kept(apa_cuda_job *job, apa_cuda_arena *at)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv;
-    job->tile_sum =
-        apa_cuda_take(at, job->smooth ? heads * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0, sizeof(double));
     job->k_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
     job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
-    job->blob = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * apa_wgmma_pair_bytes(job->D), 1);
-    job->poisoned = apa_cuda_take(at, heads * job->tiles, 1);
+    job->blob = apa_cuda_take(at, heads * ceil_div(job->room, 2) * apa_wgmma_pair_bytes(job->D), 1);
+    job->poisoned = apa_cuda_take(at, heads * job->room, 1);
 }
 
 /* What `units` units need for a pass over cold tiles and one over hot ones. */
@@ -194,7 +190,7 @@ static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
     job->hot_sum = apa_cuda_take(at, job->hot_splits * rows, sizeof(float));
 }
 
-static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at)
+static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at, apa_cuda_arena *kept)
 {
     const int64_t parts = all_hot && job->splits == 1 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
     job->part_o = apa_cuda_take(at, parts * rows * job->D, sizeof(float));
@@ -202,7 +198,10 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
     job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
     if (all_hot)
         return;
-    lay_out_keys(job, at);
+    job->tile_sum =
+        apa_cuda_take(at, job->smooth ? (int64_t)job->B * job->Hkv * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0,
+                      sizeof(double));
+    lay_out_kept(job, kept);
     lay_out_units(job, units, at);
 }
 
@@ -229,24 +228,50 @@ static int64_t batch_length(const apa_cuda_job *job, int64_t batch)
 }
 
 /* Fills in the job; returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, apa_cuda_arena *at, apa_cuda_job *job)
+static int64_t make_job(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept,
+                        apa_cuda_arena *at, apa_cuda_job *job)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    apa_cuda_arena own = {kept->memory, 0};
     apa_cuda_describe(call, job);
+    apa_cuda_keep(kept, 2, job);
     cut(call, target, job);
     const int64_t batch = batch_units(job, all_hot);
     /* pass 1 orders the blocks of any batch, the exact kernel those of all units */
     job->longest_first = job->longest_first && (!all_hot || batch == all_units(job));
-    lay_out(job, all_hot, batch, at);
+    lay_out(job, all_hot, batch, at, kept->room > 0 ? &own : at);
     return batch;
 }
 
-size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target)
+/* No rows, or no keys: nothing is multiplied, zeros are written; cuda:warp's launches do. */
+static bool is_empty(const apa_call *call)
 {
+    return call->B == 0 || call->Sq == 0 || call->Skv == 0;
+}
+
+size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept)
+{
+    const apa_cuda_kept nothing = {0};
     apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
-    make_job(call, target, &at, &job);
+    if (is_empty(call))
+        return apa_cuda_device_bytes(call, target, &nothing);
+    make_job(call, target, kept, &at, &job);
     return at.used;
+}
+
+apa_status apa_wgmma_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes)
+{
+    const apa_cuda_kept kept = {NULL, room, 0, false};
+    apa_cuda_arena at = {NULL, 0};
+    apa_cuda_job job;
+    (void)context;
+    apa_cuda_describe(call, &job);
+    apa_cuda_keep(&kept, 2, &job);
+    if (!apa_cuda_all_hot(&call->recipe))
+        lay_out_kept(&job, &at);
+    *bytes = at.used;
+    return APA_STATUS_OK;
 }
 
 /* ------------------------------------------------------------------------------- launching */
@@ -293,25 +318,17 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
     return error;
 }
 
-static int clear_results(const apa_call *call, const apa_cuda_place *place)
-{
-    int error = 0;
-    if (place->verdicts != NULL)
-        error = cudaMemsetAsync(place->verdicts, APA_VERDICT_INVISIBLE,
-                                (size_t)(call->B * call->Hq * call->Sq * apa_call_tiles(call)), place->stream);
-    if (error == 0 && place->counts != NULL)
-        error = cudaMemsetAsync(place->counts, 0, sizeof(uint64_t) * APA_CUDA_COUNTS, place->stream);
-    return error;
-}
-
 apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                              const apa_cuda_place *place)
 {
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     apa_cuda_arena at = {place->workspace, 0};
     apa_cuda_job job;
-    if (call->pages != NULL)
-        return refuse(context, "block_table", "on the device");
+    if (is_empty(call)) {
+        apa_cuda_place plain = *place;
+        plain.kept = (apa_cuda_kept){0};
+        return apa_cuda_enqueue(context, call, target, &plain);
+    }
     apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
     if (status == APA_STATUS_OK)
         status = apa_cuda_check_aligned(context, "k", &call->k);
@@ -319,10 +336,10 @@ apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const a
         status = apa_cuda_check_aligned(context, "v", &call->v);
     if (status != APA_STATUS_OK)
         return status;
-    const int64_t batch = make_job(call, target, &at, &job);
+    const int64_t batch = make_job(call, target, &place->kept, &at, &job);
     job.counts = (unsigned long long *)place->counts;
     job.verdicts = place->verdicts;
-    int error = clear_results(call, place);
+    int error = apa_cuda_clear_results(call, place);
     if (error == 0)
         error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
     if (error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL))
@@ -341,9 +358,8 @@ static size_t workspace_bytes(const apa_context *context, const apa_call *call)
 
 static apa_status run(apa_context *context, const apa_call *call, void *workspace, apa_statistics *statistics)
 {
-    static const apa_cuda_family hopper = {apa_wgmma_device_bytes, apa_wgmma_enqueue};
     (void)workspace;
-    return apa_cuda_run(context, call, &hopper, statistics);
+    return apa_cuda_run(context, call, &apa_cuda_wgmma_family, statistics);
 }
 
 const apa_engine apa_cuda_wgmma_engine = {
@@ -353,3 +369,6 @@ const apa_engine apa_cuda_wgmma_engine = {
     .workspace_bytes = workspace_bytes,
     .run = run,
 };
+
+const apa_cuda_family apa_cuda_wgmma_family = {&apa_cuda_wgmma_engine, apa_wgmma_device_bytes, apa_wgmma_kept_bytes,
+                                               apa_wgmma_enqueue};

@@ -116,7 +116,7 @@ __device__ __forceinline__ void feed(const HotRing<D> &ring, const apa_wgmma_map
     const int lane = threadIdx.x & 31;
     const uint32_t *tiles = job.hot_tile + unit.local * job.tiles;
     const uint8_t *masks = job.hot_mask + unit.local * job.tiles;
-    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(unit.head) * job.tiles;
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(unit.head) * job.room;
     const uint32_t none = static_cast<uint32_t>(job.tiles); /* beyond the keys: comes as zeros */
     Feeder<D> feeder = {ring, maps, unit.head / job.Hkv, unit.head % job.Hkv, 0, 0, {{0, 0}}};
     uint32_t waiting = END;

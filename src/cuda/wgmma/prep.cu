@@ -188,10 +188,11 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
     constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, TURNS = PAIR_KEYS / ROWS;
     __shared__ __align__(16) uint16_t values[PAIR_KEYS * D];
     __shared__ PairFacts facts;
-    const int pairs = (job.tiles + 1) / 2, head = blockIdx.x / pairs, number = blockIdx.x % pairs;
+    const int first_pair = job.first_tile / 2, pairs = (job.tiles + 1) / 2 - first_pair;
+    const int head = blockIdx.x / pairs, number = first_pair + blockIdx.x % pairs;
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES, b = head / job.Hkv, h = head % job.Hkv;
     const int64_t first = static_cast<int64_t>(number) * PAIR_KEYS;
-    uint8_t *blob = job.blob + static_cast<int64_t>(blockIdx.x) * Pair<D>::BYTES;
+    uint8_t *blob = job.blob + (static_cast<int64_t>(head) * ((job.room + 1) / 2) + number) * Pair<D>::BYTES;
     if (threadIdx.x == 0)
         facts = {0, 0, 0, {0, 0}};
     uint4 k[TURNS], v[TURNS];
@@ -266,7 +267,7 @@ static __global__ void __launch_bounds__(PREP_THREADS, 3) wgmma_pair_kernel(cons
         atomicMax(reinterpret_cast<int *>(job.k_scale_max) + head, facts.k_square);
     }
     if (threadIdx.x < 2 && 2 * number + static_cast<int>(threadIdx.x) < job.tiles)
-        job.poisoned[static_cast<int64_t>(head) * job.tiles + 2 * number + threadIdx.x] =
+        job.poisoned[static_cast<int64_t>(head) * job.room + 2 * number + threadIdx.x] =
             static_cast<uint8_t>(facts.poisoned[threadIdx.x]);
 #endif
 }
@@ -368,17 +369,20 @@ static __global__ void __launch_bounds__(PREP_THREADS) wgmma_query_kernel(const 
 template <int D> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int heads = job->B * job->Hkv;
-    const int64_t parts = apa_wgmma_sum_parts(job->tiles), pairs = (job->tiles + 1) / 2;
-    cudaError_t error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
+    const int64_t parts = apa_wgmma_sum_parts(job->tiles), pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
+    cudaError_t error = cudaSuccess;
+    if (job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
+        error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess && !job->smooth)
         error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
     if (error != cudaSuccess)
         return error;
-    if (job->smooth) {
+    if (job->smooth && !job->mean_given) {
         wgmma_sum_kernel<D><<<static_cast<unsigned>(heads * parts), PREP_THREADS, 0, stream>>>(*job);
         wgmma_mean_kernel<D><<<static_cast<unsigned>(heads), D * MEAN_STRIPES, 0, stream>>>(*job);
     }
-    wgmma_pair_kernel<D><<<static_cast<unsigned>(heads * pairs), PREP_THREADS, 0, stream>>>(*job);
+    if (pairs > 0)
+        wgmma_pair_kernel<D><<<static_cast<unsigned>(heads * pairs), PREP_THREADS, 0, stream>>>(*job);
     return cudaGetLastError();
 }
 

@@ -20,7 +20,7 @@ class Statistics:
     """What a call did. Counts are of visible (row, tile) pairs: a query of a head and 64 keys of which it sees at least
     one."""
 
-    engine: str  # "cpu", "reference", "cuda"
+    engine: str  # "cpu", "reference", "cuda:warp", …
     kernel: str  # which kernels ran
     recipe: dict[str, object]  # every knob as it ran, nothing on auto
     visible: int  # = hot + cold
@@ -191,7 +191,8 @@ def attention(
              recipes(); eps: a tile of 64 keys is computed exactly if its share of some row exceeds it (None: the
              engine's default; below 0: all, from 1 on: none); set: other knobs by name, {"second_look": False},
              see knobs()
-    engine   "auto" (the fastest that can do it), "cpu", "reference", "cuda"
+    engine   "auto" (the fastest that can do it), "cpu", "reference", "cuda"; a kernel family of CUDA's by its name
+             ("cuda:warp", "cuda:wgmma")
     scale    factor of q·k, a finite number; None is 1/√D
 
     Who sees what (j is a key, i a query; by selection, so a NaN in a key that a row can't see does not reach it)

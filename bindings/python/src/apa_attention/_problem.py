@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from apa_attention import _arrays
+from apa_attention import _arrays, _cuda
 from apa_attention._arrays import View
 from apa_attention._checks import known, real, shown, whole
 from apa_attention._library import bad, ffi, lib
@@ -184,11 +184,16 @@ def _ragged(call: Call, options: QueryOptions) -> None:
         if (values := given.get(name)) is not None:
             setattr(problem, name, _numbers(call, values, name, batch)[0])
     if (pages := given.get("block_table")) is not None:
-        table = _arrays.whole_numbers(pages, "block_table", "int32")
+        on_device = call.device == _arrays.CUDA and _arrays.is_torch(call.q)
+        table = (
+            _cuda.block_table(pages, call.q.device)
+            if on_device
+            else _arrays.whole_numbers(pages, "block_table", "int32")
+        )
         if table.ndim != 2 or len(table) != batch:
             raise bad("block_table", f"shape {table.shape}", f"[{batch}, pages of a sequence]")
         call.keep.append(table)
-        problem.block_table = ffi.cast("int32_t *", table.ctypes.data)
+        problem.block_table = ffi.cast("int32_t *", table.data_ptr() if on_device else table.ctypes.data)
         problem.block_table_stride = table.shape[1]
 
 

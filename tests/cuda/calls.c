@@ -1,0 +1,335 @@
+/* Calls of the device-pointer interface beyond the plain one, without a device (launches are caught by plan.c): which
+ * family runs, sequences of their own lengths, pages, keys that stay prepared, and what is refused. */
+#include "cuda/plan.h"
+
+#include "support/fixture.h"
+#include "support/test.h"
+
+#include <string.h>
+
+static void expect_refusal(apa_status found, apa_status expected, const char *name)
+{
+    const char *message = apa_context_message(context);
+    if (found != expected || strncmp(message, name, strlen(name)) != 0)
+        fail_msg("%s: status %d, %s", name, (int)found, message);
+    assert_null(strchr(message, '\n'));
+}
+
+static apa_recipe recipe_of(const char *method, const char *knob, const char *value)
+{
+    apa_recipe recipe;
+    assert_int_equal(apa_recipe_init(&recipe, method), APA_STATUS_OK);
+    if (knob != NULL)
+        assert_int_equal(apa_recipe_set(&recipe, knob, value, NULL, 0), APA_STATUS_OK);
+    return recipe;
+}
+
+/* Plans and launches with the options; checks that the named engine ran. */
+static apa_cuda_plan run_call(const apa_cuda_target *target, const apa_problem *p, const apa_recipe *recipe,
+                              apa_cuda_options *options, const char *engine)
+{
+    apa_cuda_plan plan;
+    apa_cuda_plan_init(&plan);
+    memset(&at, 0, sizeof at);
+    at.target = *target;
+    apa_status status = apa_cuda_attention_plan(context, p, recipe, options, &plan);
+    if (status != APA_STATUS_OK)
+        fail_msg("%s", apa_context_message(context));
+    assert_string_equal(plan.engine, engine);
+    at.hopper = strcmp(engine, "cuda:wgmma") == 0;
+    at.bytes = plan.workspace_bytes;
+    at.kept_bytes = plan.prepared_bytes;
+    options->workspace = BASE;
+    options->workspace_bytes = plan.workspace_bytes;
+    options->prepared = plan.prepared_bytes > 0 ? KEPT : NULL;
+    options->prepared_bytes = plan.prepared_bytes;
+    status = apa_cuda_attention(context, p, recipe, options, NULL);
+    if (status != APA_STATUS_OK)
+        fail_msg("%s", apa_context_message(context));
+    return plan;
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    const shape s = {1, 6, 2, 500, 3000, 128, 1, -1};
+    const apa_problem p = problem_of(&s);
+    static const struct {
+        const char *family, *engine;
+    } rows[] = {{NULL, "cuda:wgmma"}, {"auto", "cuda:wgmma"}, {"wgmma", "cuda:wgmma"}, {"warp", "cuda:warp"}};
+    static const char *const method[] = {"exact", "apa"};
+    apa_cuda_options options;
+    apa_cuda_plan plan;
+    for (int i = 0; i < 2; i++) {
+        const apa_recipe recipe = recipe_of(method[i], NULL, NULL);
+        for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+            apa_cuda_options_init(&options);
+            options.family = rows[row].family;
+            plan = run_call(&h200, &p, &recipe, &options, rows[row].engine);
+            options.workspace_bytes = plan.workspace_bytes - 1;
+            if (plan.workspace_bytes > 0)
+                expect_refusal(apa_cuda_attention(context, &p, &recipe, &options, NULL), APA_STATUS_INVALID_ARGUMENT,
+                               "workspace:");
+        }
+        options.family = NULL;
+        run_call(&rtx_4090, &p, &recipe, &options, "cuda:warp");
+        apa_cuda_plan_init(&plan);
+        options.family = "wgmma";
+        expect_refusal(apa_cuda_attention_plan(context, &p, &recipe, &options, &plan), APA_STATUS_UNSUPPORTED,
+                       "cuda:wgmma:");
+        options.family = "cuda:warp";
+        expect_refusal(apa_cuda_attention_plan(context, &p, &recipe, &options, &plan), APA_STATUS_INVALID_ARGUMENT,
+                       "family:");
+    }
+    /* what one family does not take is the other's where the choice is free, and refused where it is not */
+    const apa_recipe int8 = recipe_of("apa", "cold_format", "int8");
+    apa_cuda_options_init(&options);
+    run_call(&h200, &p, &int8, &options, "cuda:warp");
+    options.family = "wgmma";
+    expect_refusal(apa_cuda_attention_plan(context, &p, &int8, &options, &plan), APA_STATUS_UNSUPPORTED, "qk_format:");
+    plan.size = 0;
+    expect_refusal(apa_cuda_attention_plan(context, &p, NULL, NULL, &plan), APA_STATUS_INVALID_ARGUMENT, "plan:");
+    apa_cuda_plan_init(&plan);
+    options.size = 1;
+    expect_refusal(apa_cuda_attention_plan(context, &p, NULL, &options, &plan), APA_STATUS_INVALID_ARGUMENT,
+                   "options:");
+}
+
+/* ------------------------------------------------------------------------------- sequences that differ */
+
+static void check_ragged(const char *family, const char *engine, const char *method, const int64_t *cu_q,
+                         const int64_t *cu_k, int64_t batch)
+{
+    const shape s = {1, 6, 2, 420, 2048, 128, 1, -1};
+    const apa_recipe recipe = recipe_of(method, NULL, NULL);
+    const int step = strcmp(method, "exact") == 0 ? EXACT : COLD;
+    apa_problem p = problem_of(&s);
+    apa_cuda_options options;
+    p.cu_seqlens_q = cu_q;
+    p.cu_seqlens_k = cu_k;
+    p.batch = batch;
+    apa_cuda_options_init(&options);
+    options.family = family;
+    run_call(&h200, &p, &recipe, &options, engine);
+    int64_t next = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        const int64_t rows = cu_q[b + 1] - cu_q[b];
+        if (rows == 0) /* nothing to launch */
+            continue;
+        assert_true(next < at.sequences[step]);
+        const apa_cuda_job *job = &at.job[next++];
+        assert_int_equal(job->Sq, rows);
+        assert_int_equal(job->Skv, cu_k[b + 1] - cu_k[b]);
+        assert_ptr_equal(job->q.data, (char *)p.q.data + cu_q[b] * s.D * 2);
+        assert_ptr_equal(job->out.data, (char *)p.out.data + cu_q[b] * s.D * 2);
+        assert_ptr_equal(job->v.data, (char *)p.v.data + cu_k[b] * s.D * 2);
+        assert_true(job->end_offset == job->Skv - job->Sq + 1);
+    }
+    assert_int_equal(at.sequences[step], next);
+    assert_int_equal(at.gathers, 0);
+}
+
+/* Each sequence is a call of its own on its part of the tensors. */
+static void test_ragged(void **state)
+{
+    (void)state;
+    static const int64_t cu_q[] = {0, 100, 100, 101, 400, 420}, cu_k[] = {0, 700, 710, 710, 2000, 2020};
+    static const int64_t full_q[] = {0, 100, 120, 420}, full_k[] = {0, 700, 710, 2020};
+    static const char *const method[] = {"exact", "apa"};
+    for (int i = 0; i < 2; i++) {
+        check_ragged("warp", "cuda:warp", method[i], cu_q, cu_k, 5); /* some without queries or keys */
+        check_ragged("warp", "cuda:warp", method[i], full_q, full_k, 3);
+        check_ragged("wgmma", "cuda:wgmma", method[i], full_q, full_k, 3);
+        check_ragged("auto", "cuda:wgmma", method[i], full_q, full_k, 3);
+        check_ragged("warp", "cuda:warp", method[i], cu_q, cu_k, 0);
+        check_ragged("auto", "cuda:wgmma", method[i], cu_q, cu_k, 0);
+    }
+}
+
+/* Plans `p`, which is refused. */
+static void refuse(const apa_problem *p, const apa_recipe *recipe, const apa_cuda_options *options, apa_status expected,
+                   const char *name)
+{
+    apa_cuda_plan plan;
+    memset(&at, 0, sizeof at);
+    at.target = h200;
+    apa_cuda_plan_init(&plan);
+    expect_refusal(apa_cuda_attention_plan(context, p, recipe, options, &plan), expected, name);
+    expect_refusal(apa_cuda_attention(context, p, recipe, options, NULL), expected, name);
+    assert_int_equal(at.launches, 0);
+}
+
+static void test_ragged_refusals(void **state)
+{
+    (void)state;
+    static const int64_t cu[] = {0, 100, 300}, used[] = {500, 700}, offsets[] = {0, 5};
+    static const int32_t table[16];
+    const shape s = {1, 6, 2, 300, 1000, 128, 1, -1}, two = {2, 6, 2, 300, 1000, 128, 1, -1};
+    const int64_t *const on_device = (const int64_t *)(void *)TABLE;
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    apa_problem p = problem_of(&s);
+    p.batch = 2;
+    p.cu_seqlens_k = cu;
+    p.cu_seqlens_q = on_device;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "cu_seqlens_q: in device memory");
+    p.cu_seqlens_q = cu;
+    p.cu_seqlens_k = on_device;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "cu_seqlens_k: in device memory");
+    p.cu_seqlens_k = cu;
+    options.verdicts = (uint8_t *)BASE;
+    refuse(&p, NULL, &options, APA_STATUS_UNSUPPORTED, "verdicts:");
+    apa_cuda_options_init(&options);
+    options.family = "wgmma";
+    options.prepared_room = 1000;
+    refuse(&p, NULL, &options, APA_STATUS_UNSUPPORTED, "prepared_room:");
+    apa_cuda_options_init(&options);
+    p.q.stride[2] += 4; /* the second sequence's rows are not aligned */
+    expect_refusal(apa_cuda_attention(context, &p, NULL, &options, NULL), APA_STATUS_INVALID_ARGUMENT, "q:");
+    p = problem_of(&two);
+    p.seqused_k = on_device;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "seqused_k: in device memory");
+    p.seqused_k = used;
+    p.q_offsets = on_device;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "q_offsets: in device memory");
+    p.q_offsets = offsets;
+    p.block_table = table;
+    p.block_table_stride = 8;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "block_table: in host memory");
+}
+
+/* K and V are laid flat at the head of the workspace, and every kernel reads them there. */
+static void check_paged(const char *family, const char *engine, const char *method)
+{
+    static const int64_t used[] = {1000, 37, 960};
+    enum { PAGES = 99, PAGE = 48, ENTRIES = 30 };
+    const shape s = {3, 6, 2, 70, PAGE, 128, 1, -1};
+    const apa_recipe recipe = recipe_of(method, NULL, NULL);
+    apa_problem p = problem_of(&s);
+    apa_cuda_options options;
+    p.k = apa_tensor_nhd(p.k.data, APA_DTYPE_F16, PAGES, s.Hkv, PAGE, s.D);
+    p.v = apa_tensor_nhd(p.v.data, APA_DTYPE_F16, PAGES, s.Hkv, PAGE, s.D);
+    p.block_table = (const int32_t *)(void *)TABLE;
+    p.block_table_stride = ENTRIES;
+    p.seqused_k = used;
+    apa_cuda_options_init(&options);
+    options.family = family;
+    run_call(&h200, &p, &recipe, &options, engine);
+    assert_int_equal(at.gathers, 3);
+    assert_int_equal(at.sequences[strcmp(method, "exact") == 0 ? EXACT : COLD], 3);
+    for (int b = 0; b < 3; b++) {
+        const apa_cuda_pages *pages = &at.pages[b];
+        const apa_cuda_job *job = &at.job[b];
+        assert_ptr_equal(pages->table, p.block_table + ENTRIES * b);
+        assert_true(pages->pages == PAGES && pages->Skv == used[b] && pages->Hkv == s.Hkv && pages->D == s.D);
+        assert_int_equal(pages->page_size, used[b] < PAGE ? used[b] : PAGE);
+        assert_ptr_equal(pages->from[0].data, p.k.data);
+        assert_ptr_equal(pages->from[1].data, p.v.data);
+        assert_memory_equal(pages->from[0].stride, p.k.stride, sizeof pages->from[0].stride);
+        assert_ptr_equal(job->k.data, pages->to[0]);
+        assert_ptr_equal(job->v.data, pages->to[1]);
+        assert_true(job->k.stride[1] == used[b] * s.D && job->k.stride[2] == s.D && job->Skv == used[b]);
+    }
+}
+
+static void test_paged(void **state)
+{
+    (void)state;
+    static const char *const method[] = {"exact", "apa"};
+    for (int i = 0; i < 2; i++) {
+        check_paged("warp", "cuda:warp", method[i]);
+        check_paged("wgmma", "cuda:wgmma", method[i]);
+    }
+}
+
+/* ------------------------------------------------------------------------------- kept keys */
+
+static void check_kept(const apa_recipe *recipe, const char *engine, int64_t keys, int mean, int32_t first_tile)
+{
+    const shape s = {2, 6, 2, 300, 1500, 64, 1, -1};
+    const apa_problem p = problem_of(&s);
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    options.family = engine + strlen("cuda:");
+    options.prepared_room = 5000;
+    options.prepared_keys = keys;
+    options.prepared_mean = mean;
+    const apa_cuda_plan plan = run_call(&h200, &p, recipe, &options, engine);
+    assert_true(plan.prepared_bytes > 0);
+    const apa_cuda_job *job = &at.job[0];
+    assert_int_equal(job->room, at.hopper ? 80 : 79);
+    assert_int_equal(job->first_tile, first_tile);
+    assert_int_equal(job->mean_given, keys > 0 || mean);
+    options.prepared_bytes--;
+    expect_refusal(apa_cuda_attention(context, &p, recipe, &options, NULL), APA_STATUS_INVALID_ARGUMENT, "prepared:");
+    options.prepared_bytes++;
+    options.prepared = KEPT + 16;
+    expect_refusal(apa_cuda_attention(context, &p, recipe, &options, NULL), APA_STATUS_INVALID_ARGUMENT, "prepared:");
+    options.prepared = NULL;
+    expect_refusal(apa_cuda_attention(context, &p, recipe, &options, NULL), APA_STATUS_INVALID_ARGUMENT, "prepared:");
+}
+
+static void test_kept(void **state)
+{
+    (void)state;
+    const apa_recipe fine = recipe_of("apa", "qk_scale_granularity", "row"), apa = recipe_of("apa", NULL, NULL);
+    static const int64_t keys[] = {0, 63, 64, 1000, 1088, 1471, 1500};
+    static const int32_t warp[] = {0, 0, 1, 15, 17, 22, 23}, wgmma[] = {0, 0, 0, 14, 16, 22, 22};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        check_kept(&fine, "cuda:warp", keys[i], 0, warp[i]);
+        check_kept(&apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
+    }
+    check_kept(&apa, "cuda:wgmma", 0, 1, 0);
+}
+
+static void test_kept_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *knob, *value, *family;
+        int64_t room, keys;
+        apa_status status;
+        const char *name;
+    } rows[] = {
+        {NULL, NULL, NULL, 5000, 0, APA_STATUS_INVALID_ARGUMENT, "family:"},
+        {NULL, NULL, "auto", 5000, 0, APA_STATUS_INVALID_ARGUMENT, "family:"},
+        {NULL, NULL, "wgmma", 1499, 0, APA_STATUS_INVALID_ARGUMENT, "prepared_room:"},
+        {NULL, NULL, "wgmma", INT64_C(1) << 40, 0, APA_STATUS_INVALID_ARGUMENT, "prepared_room:"},
+        {NULL, NULL, "wgmma", 0, 100, APA_STATUS_INVALID_ARGUMENT, "prepared_room:"},
+        {NULL, NULL, "wgmma", 5000, 1501, APA_STATUS_INVALID_ARGUMENT, "prepared_keys:"},
+        {NULL, NULL, "wgmma", 5000, -1, APA_STATUS_INVALID_ARGUMENT, "prepared_keys:"},
+        {NULL, NULL, "warp", 5000, 0, APA_STATUS_UNSUPPORTED, "prepared:"},
+        {"pv_format", "e4m3", "warp", 5000, 0, APA_STATUS_UNSUPPORTED, "prepared:"},
+        {"cold_format", "e4m3", "warp", 5000, 0, APA_STATUS_UNSUPPORTED, "prepared:"},
+        {"cold_format", "nvfp4", "warp", 5000, 0, APA_STATUS_UNSUPPORTED, "prepared:"},
+    };
+    const shape s = {1, 6, 2, 300, 1500, 64, 1, -1};
+    apa_problem p = problem_of(&s);
+    apa_cuda_options options;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const apa_recipe recipe = recipe_of("apa", rows[i].knob, rows[i].value);
+        apa_cuda_options_init(&options);
+        options.family = rows[i].family;
+        options.prepared_room = rows[i].room;
+        options.prepared_keys = rows[i].keys;
+        refuse(&p, &recipe, &options, rows[i].status, rows[i].name);
+    }
+    /* all tiles hot: nothing is prepared, and no memory needed */
+    const apa_recipe exact = recipe_of("exact", NULL, NULL);
+    apa_cuda_options_init(&options);
+    options.family = "wgmma";
+    options.prepared_room = 5000;
+    assert_true(run_call(&h200, &p, &exact, &options, "cuda:wgmma").prepared_bytes == 0);
+    /* a call that prepares and has nobody to ask */
+    p.q.shape[2] = p.out.shape[2] = 0;
+    refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "prepared_room:");
+}
+
+int apa_test_calls(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_families), cmocka_unit_test(test_ragged), cmocka_unit_test(test_ragged_refusals),
+        cmocka_unit_test(test_paged),    cmocka_unit_test(test_kept),   cmocka_unit_test(test_kept_refusals),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

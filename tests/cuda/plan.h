@@ -1,0 +1,60 @@
+/* What tests/cuda/plan.c catches of a call, for its own tests and those of calls.c. */
+#ifndef APA_TESTS_CUDA_PLAN_H
+#define APA_TESTS_CUDA_PLAN_H
+
+#include "apa/cuda.h"
+
+#include "cuda/device.h"
+#include "cuda/gather.h"
+#include "cuda/job.h"
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, STEPS };
+enum { MOST_SPANS = 32, MOST_SEQUENCES = 8 };
+
+/* Addresses that nobody reads, the device's for whoever asks. */
+#define BASE ((char *)(UINT64_C(1) << 40)) /* of the workspace; tensors from 2^42 behind it on */
+#define KEPT (BASE + (INT64_C(5) << 42))   /* prepared keys between calls */
+#define TABLE (BASE + (INT64_C(6) << 42))
+#define DEVICE_END (BASE + (INT64_C(7) << 42))
+
+typedef struct shape {
+    int64_t B, Hq, Hkv, Sq, Skv, D;
+    int causal;
+    int64_t left;
+} shape;
+
+typedef struct span {
+    const char *name;
+    uintptr_t first, end;
+} span;
+
+typedef struct plan_call {
+    apa_cuda_target target;
+    size_t bytes, kept_bytes; /* of the workspace, and of memory at KEPT (0: prepared keys are in the workspace) */
+    bool hopper;
+    int64_t next_unit[STEPS]; /* of the batches so far */
+    int64_t sequences[STEPS];
+    int launches;
+    span spans[MOST_SPANS];
+    int count;
+    apa_cuda_job job[MOST_SEQUENCES]; /* of each sequence's pass 1 or exact kernel */
+    apa_cuda_pages pages[MOST_SEQUENCES];
+    int gathers;
+} plan_call;
+
+extern plan_call at; /* the call under test */
+
+extern const apa_cuda_target h200, rtx_4090;
+
+/* f16 tensors at made-up addresses. */
+apa_problem problem_of(const shape *s);
+
+/* Families, sequences that differ, kept keys. Returns the number of tests that failed. */
+int apa_test_calls(void);
+
+#endif
