@@ -92,7 +92,7 @@ if(APA_TESTS)
             ${PROJECT_SOURCE_DIR}/tests/cuda/fragments.cu -o ${fragments}
     DEPENDS tests/cuda/fragments.cu tests/cuda/verify.h ${apa_cuda_headers} COMMENT "nvcc fragments.cu" VERBATIM)
   set_source_files_properties(${fragments} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-  add_executable(apa_cuda_verify tests/cuda/verify.c tests/cuda/verify_device.c tests/cuda/verify_kept.c tests/cuda/on_device.c tests/cuda/codes.c cli/synthetic.c ${fragments})
+  add_executable(apa_cuda_verify tests/cuda/verify.c tests/cuda/verify_device.c tests/cuda/verify_kept.c tests/cuda/verify_windowed.c tests/cuda/on_device.c tests/cuda/codes.c cli/synthetic.c ${fragments})
   set_target_properties(apa_cuda_verify PROPERTIES OUTPUT_NAME cuda_verify)
   target_include_directories(apa_cuda_verify PRIVATE src .)
   target_include_directories(apa_cuda_verify SYSTEM PRIVATE ${APA_CUDA_INCLUDE})

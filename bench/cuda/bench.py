@@ -47,7 +47,8 @@ class Options(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("stream", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
                 ("workspace_bytes", ctypes.c_size_t), ("counts", ctypes.c_void_p), ("verdicts", ctypes.c_void_p),
                 ("family", ctypes.c_char_p), ("prepared", ctypes.c_void_p), ("prepared_bytes", ctypes.c_size_t),
-                ("prepared_room", ctypes.c_int64), ("prepared_keys", ctypes.c_int64), ("prepared_mean", ctypes.c_int32)]
+                ("prepared_room", ctypes.c_int64), ("prepared_keys", ctypes.c_int64), ("prepared_mean", ctypes.c_int32),
+                ("copy_bytes", ctypes.c_size_t)]
 
 
 class Plan(ctypes.Structure):

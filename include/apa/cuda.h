@@ -78,6 +78,12 @@ typedef struct apa_cuda_options {
     /* With smooth_k the mean of the first call's keys is what is taken off K in all of them: legal for any keys, but a
      * poor mean leaves larger codes. prepared_keys 0 takes a new one, unless this is other than 0. */
     int32_t prepared_mean;
+
+    /* Most bytes of the workspace that prepared keys may take, where they are not kept; 0 (the default): as many as
+     * they are, about half of what K and V take. With less they are prepared window by window of the keys, several
+     * times over: the same bits for a smaller workspace and more time (docs/cuda.md). Family "warp" with 8-bit cold
+     * tiles and skip=off; refused under two tiles of every KV head. */
+    size_t copy_bytes;
 } apa_cuda_options;
 
 APA_EXPORT void apa_cuda_options_init(apa_cuda_options *options);
@@ -94,7 +100,7 @@ typedef struct apa_cuda_plan {
 
 APA_EXPORT void apa_cuda_plan_init(apa_cuda_plan *plan);
 
-/* Validates a call of apa_cuda_attention() and says how it would run. Of the options family, prepared_room,
+/* Validates a call of apa_cuda_attention() and says how it would run. Of the options family, copy_bytes, prepared_room,
  * prepared_keys and whether verdicts are asked for count; NULL = defaults. Data pointers of the tensors may be NULL; no
  * device memory is read. Errors: as apa_cuda_attention(). */
 APA_EXPORT apa_status apa_cuda_attention_plan(apa_context *context, const apa_problem *problem,

@@ -20,6 +20,7 @@ _Static_assert((int)APA_CUDA_COUNTS == (int)APA_CUDA_COUNT_NUMBER && (int)APA_CU
 #define LOG2_E 1.4426950408889634074
 #define FAR (INT64_C(1) << 62)
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
+#define LEAST_HELD 2                   /* tiles of a bounded copy: the sink and one more */
 #define LEAST_TILES 8                  /* of a split */
 #define MOST_SPLITS 64
 #define MOST_HOT_SPLITS 8
@@ -116,7 +117,9 @@ static void set_shape(const apa_call *call, apa_cuda_job *job)
     job->D = (int32_t)call->D;
     job->bf16 = call->q.dtype == APA_DTYPE_BF16;
     job->packing_rows = call->recipe.packing == APA_PACKING_ROWS;
-    job->tiles = job->room = (int32_t)apa_call_tiles(call);
+    job->tiles = job->room = job->held = (int32_t)apa_call_tiles(call);
+    job->window_first = 1;
+    job->window_before = INT32_MAX;
     job->Sq16 = (int32_t)(ceil_div(call->Sq, APA_CUDA_GROUP) * APA_CUDA_GROUP);
     job->rows = (int32_t)((job->packing_rows ? call->Sq : job->Sq16) * call->G);
     job->units = (int32_t)ceil_div(job->rows, APA_CUDA_UNIT);
@@ -192,7 +195,7 @@ static void lay_out_kept(apa_cuda_job *job, apa_cuda_arena *at)
 {
     const int64_t heads = (int64_t)job->B * job->Hkv;
     job->k_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
-    job->blob = apa_cuda_take(at, heads * job->room * apa_cuda_blob_bytes(job->trait, job->D), 1);
+    job->blob = apa_cuda_take(at, heads * job->held * apa_cuda_blob_bytes(job->trait, job->D), 1);
     job->poisoned = apa_cuda_take(at, heads * job->room, 1);
     job->k_scale_max = apa_cuda_take(at, heads, sizeof(float));
 }
@@ -261,9 +264,36 @@ void apa_cuda_keep(const apa_cuda_kept *kept, int32_t together, apa_cuda_job *jo
     if (kept->room == 0)
         return;
     const int64_t keys = kept->keys < job->Skv ? kept->keys : job->Skv, step = (int64_t)together * APA_CUDA_TILE;
-    job->room = (int32_t)(ceil_div(kept->room, step) * together);
+    job->room = job->held = (int32_t)(ceil_div(kept->room, step) * together);
     job->first_tile = (int32_t)(keys / step * together); /* one that is not whole is made anew */
     job->mean_given = kept->mean || keys > 0;
+}
+
+/* Tiles of a KV head that fit; a job's own where that is all of them. */
+static int64_t tiles_within(const apa_cuda_job *job, size_t copy_bytes)
+{
+    const int64_t a_tile = (int64_t)job->B * job->Hkv * apa_cuda_blob_bytes(job->trait, job->D);
+    const size_t fit = copy_bytes / (size_t)(a_tile > 0 ? a_tile : 1);
+    return copy_bytes == 0 || fit >= (size_t)job->tiles ? job->tiles : (int64_t)fit;
+}
+
+apa_status apa_cuda_check_copy(apa_context *context, const apa_call *call, size_t copy_bytes)
+{
+    apa_cuda_job job;
+    if (copy_bytes == 0 || apa_cuda_all_hot(&call->recipe))
+        return APA_STATUS_OK;
+    apa_cuda_describe(call, &job);
+    const int64_t held = tiles_within(&job, copy_bytes);
+    if (held == job.tiles)
+        return APA_STATUS_OK;
+    if (job.trait == APA_CUDA_NVFP4 || job.skip)
+        return apa_fail(context, APA_STATUS_UNSUPPORTED, "copy_bytes: with %s, expected 8-bit cold tiles and skip=off",
+                        job.skip ? "skip=on" : "nvfp4");
+    if (held < LEAST_HELD)
+        return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "copy_bytes: %zu, expected 0 or at least %lld",
+                        copy_bytes,
+                        (long long)((int64_t)LEAST_HELD * job.B * job.Hkv * apa_cuda_blob_bytes(job.trait, job.D)));
+    return APA_STATUS_OK;
 }
 
 /* Returns the units of a batch. */
@@ -274,6 +304,10 @@ static int64_t make_job(const apa_call *call, const apa_cuda_target *target, con
     apa_cuda_arena own = {kept->memory, 0};
     apa_cuda_describe(call, job);
     apa_cuda_keep(kept, 1, job);
+    if (!all_hot && kept->room == 0 && tiles_within(job, kept->copy_bytes) < job->tiles) {
+        job->windowed = 1;
+        job->held = (int32_t)tiles_within(job, kept->copy_bytes);
+    }
     cut(call, target, all_hot, job);
     const int64_t units = (int64_t)job->B * job->Hkv * job->units, batch = batch_units(job, all_hot, units);
     job->longest_first = job->longest_first && batch == units;
@@ -291,7 +325,7 @@ size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target
 
 apa_status apa_cuda_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes)
 {
-    const apa_cuda_kept kept = {NULL, room, 0, false};
+    const apa_cuda_kept kept = {.room = room};
     apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
     *bytes = 0;
@@ -353,27 +387,73 @@ static int bring_back(apa_cuda_job *job, void *stream)
     return error;
 }
 
+typedef int launcher(const apa_cuda_job *job, void *stream);
+
+/* The window that comes first: the last one, which may be shorter than the others. */
+static int32_t last_window(const apa_cuda_job *job)
+{
+    return (job->tiles - 2) / (job->held - 1) * (job->held - 1) + 1;
+}
+
+/* Before the first batch: all tiles, or the last window, with the statistics over all keys. */
+static int prepare_keys(apa_cuda_job *job, void *stream)
+{
+    if (job->windowed)
+        job->window_first = last_window(job);
+    const int error = apa_cuda_launch_prep_keys(job, stream);
+    job->statistics_given = job->windowed;
+    return error;
+}
+
+/* The launch where all tiles are there; of a bounded copy once a window, the last window first as the walk goes, each
+ * prepared before unless it is there. */
+static int over_windows(apa_cuda_job *job, launcher *launch, void *stream)
+{
+    if (!job->windowed)
+        return launch(job, stream);
+    int error = 0;
+    job->window_before = INT32_MAX;
+    for (int32_t first = last_window(job); error == 0 && first > 0; first -= job->held - 1) {
+        const bool there = first == job->window_first;
+        job->window_first = first;
+        if (!there)
+            error = apa_cuda_launch_prep_keys(job, stream);
+        if (error == 0)
+            error = launch(job, stream);
+        job->window_before = first;
+    }
+    return error;
+}
+
+static int run_batch(apa_cuda_job *job, const apa_cuda_place *place)
+{
+    int error = apa_cuda_launch_prep_queries(job, place->stream);
+    if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
+        error = cudaEventRecord(place->prep_done, place->stream);
+    if (error == 0)
+        error = over_windows(job, apa_cuda_launch_cold, place->stream);
+    if (error == 0 && job->windowed && job->unit_first == 0) /* can they be judged? asks for the scales of all keys */
+        error = apa_cuda_launch_prep_queries(job, place->stream);
+    if (error == 0)
+        error = apa_cuda_launch_judge(job, place->stream);
+    if (error == 0 && job->judged) /* without verdicts nothing was guessed */
+        error = over_windows(job, apa_cuda_launch_fix, place->stream);
+    if (error == 0)
+        error = apa_cuda_launch_hot(job, place->stream);
+    if (error == 0 && !apa_cuda_finishes_in_pass_2(job))
+        error = apa_cuda_launch_finish(job, 1, place->stream);
+    if (error == 0 && job->skip)
+        error = bring_back(job, place->stream);
+    return error;
+}
+
 static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
 {
     const int64_t units = (int64_t)job->B * job->Hkv * job->units;
-    int error = apa_cuda_launch_prep_keys(job, place->stream);
+    int error = prepare_keys(job, place->stream);
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += batch) {
         job->unit_count = units - job->unit_first < batch ? units - job->unit_first : batch;
-        error = apa_cuda_launch_prep_queries(job, place->stream);
-        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
-            error = cudaEventRecord(place->prep_done, place->stream);
-        if (error == 0)
-            error = apa_cuda_launch_cold(job, place->stream);
-        if (error == 0)
-            error = apa_cuda_launch_judge(job, place->stream);
-        if (error == 0 && job->judged) /* without verdicts nothing was guessed */
-            error = apa_cuda_launch_fix(job, place->stream);
-        if (error == 0)
-            error = apa_cuda_launch_hot(job, place->stream);
-        if (error == 0 && !apa_cuda_finishes_in_pass_2(job))
-            error = apa_cuda_launch_finish(job, 1, place->stream);
-        if (error == 0 && job->skip)
-            error = bring_back(job, place->stream);
+        error = run_batch(job, place);
     }
     return error;
 }

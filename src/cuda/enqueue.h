@@ -14,6 +14,7 @@ typedef struct apa_cuda_kept {
     void *memory;
     int64_t room, keys; /* of a sequence; room 0: nothing is kept, and the workspace holds what is prepared */
     bool mean;          /* the mean lies there already */
+    size_t copy_bytes; /* most that prepared tiles may take in the workspace, where nothing is kept; 0: what it takes */
 } apa_cuda_kept;
 
 size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);
@@ -21,6 +22,9 @@ size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target
 /* Bytes of kept keys, 0 where nothing is prepared. Errors: UNSUPPORTED (the cold format has scales that are not a
  * tile's own). */
 apa_status apa_cuda_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes);
+
+/* Can this call's copy be bounded so? Errors: UNSUPPORTED (cold format, skipping), INVALID_ARGUMENT (too few bytes). */
+apa_status apa_cuda_check_copy(apa_context *context, const apa_call *call, size_t copy_bytes);
 
 /* (row, tile) pairs that are visible: known without looking at data. */
 int64_t apa_cuda_visible(const apa_call *call);

@@ -74,12 +74,18 @@ typedef struct apa_cuda_job {
     int32_t room;       /* tiles of a KV head that blob and poisoned have room for; at least `tiles` */
     int32_t first_tile; /* those before it are there already (of pairs: even) */
     int32_t mean_given; /* k_mean is there already */
+    /* ... or, of a bounded copy, those of one window at a time and tile 0 */
+    int32_t windowed;
+    int32_t held;             /* tiles of a KV head that blob has room for; `room` where it is not bounded */
+    int32_t window_first;     /* blob holds tiles from this on, and tile 0 before them; 1 where it holds all */
+    int32_t window_before;    /* the same of the window before; INT32_MAX: this is the first */
+    int32_t statistics_given; /* sums and maxima over all keys are there already */
 
     /* workspace */
     double *tile_sum;    /* [B·Hkv][tiles][D + 1]; Hopper: [B·Hkv][parts of the sample][D + 1] */
     double *mean_sum;    /* [B·Hkv][D] */
     float *k_mean;       /* [B·Hkv][D] */
-    uint8_t *blob;       /* [B·Hkv][room][blob bytes] */
+    uint8_t *blob;       /* [B·Hkv][held][blob bytes]: apa_cuda_blob_slot() */
     uint8_t *poisoned;   /* [B·Hkv][room] */
     float *k_scale_max;  /* [B·Hkv]: INT8 */
     float *k_amax;       /* [B·Hkv]: NVFP4, then its head scale */
@@ -115,6 +121,16 @@ static inline int64_t apa_cuda_blob_bytes(int32_t trait, int64_t D)
     return trait == APA_CUDA_NVFP4       ? 72 * D
            : trait == APA_CUDA_INT8_FINE ? 2 * 64 * D + 64 * 4 + D * 4 + 16
                                          : 2 * 64 * D + 16 + 16;
+}
+
+/* Number of a tile's blob. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int64_t
+    apa_cuda_blob_slot(const apa_cuda_job *job, int32_t head, int32_t tile)
+{
+    return (int64_t)head * job->held + (tile == 0 ? 0 : tile - job->window_first + 1);
 }
 
 /* Bytes of a unit's queries. */

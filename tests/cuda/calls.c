@@ -327,11 +327,102 @@ static void test_kept_refusals(void **state)
     refuse(&p, NULL, &options, APA_STATUS_INVALID_ARGUMENT, "prepared_room:");
 }
 
+/* ------------------------------------------------------------------------------- bounded copies */
+
+/* Bytes of a tile of all KV heads. */
+static int64_t tile_bytes(const shape *s, bool fine)
+{
+    return s->B * s->Hkv * (2 * 64 * s->D + 16 + (fine ? 64 * 4 + s->D * 4 : 16));
+}
+
+static void check_bounded(const shape *s, const apa_recipe *recipe, bool fine, int64_t held, int preps)
+{
+    const apa_problem p = problem_of(s);
+    const int64_t tiles = (s->Skv + 63) / 64, a_tile = tile_bytes(s, fine);
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    options.family = "warp";
+    const apa_cuda_plan whole = run_call(&h200, &p, recipe, &options, "cuda:warp");
+    options.copy_bytes = (size_t)((held + 1) * a_tile - 1);
+    const apa_cuda_plan bounded = run_call(&h200, &p, recipe, &options, "cuda:warp");
+    const int64_t saved = (int64_t)whole.workspace_bytes - (int64_t)bounded.workspace_bytes;
+    assert_true(saved > (tiles - held) * a_tile - 256 && saved < (tiles - held) * a_tile + 256);
+    assert_int_equal(at.job[0].held, held);
+    assert_int_equal(at.preps, preps);
+    options.copy_bytes = (size_t)(tiles * a_tile);
+    assert_true(run_call(&h200, &p, recipe, &options, "cuda:warp").workspace_bytes == whole.workspace_bytes);
+    assert_int_equal(at.job[0].windowed, 0);
+}
+
+static void test_bounded(void **state)
+{
+    (void)state;
+    const shape one = {1, 6, 2, 300, 1500, 64, 1, -1}, many = {1, 24, 8, 16384, 122880, 128, 1, -1};
+    const apa_recipe apa = recipe_of("apa", NULL, NULL), cold = recipe_of("cold", NULL, NULL),
+                     fine = recipe_of("apa", "qk_scale_granularity", "row");
+    /* 24 tiles: 23 beside the sink in windows of held - 1; twice with corrections, but for the first, which is there */
+    check_bounded(&one, &apa, false, 9, 2 * 3);
+    check_bounded(&one, &cold, false, 9, 3);
+    check_bounded(&one, &fine, true, 2, 2 * 23);
+    check_bounded(&one, &apa, false, 23, 2 * 2);
+    /* several batches of units */
+    const apa_problem p = problem_of(&many);
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    options.family = "warp";
+    options.copy_bytes = (size_t)(241 * tile_bytes(&many, false));
+    run_call(&h200, &p, &apa, &options, "cuda:warp"); /* 1919 tiles: 8 windows */
+    const int64_t batches = (many.Hkv * 3 * 128 + at.job[0].unit_count - 1) / at.job[0].unit_count;
+    assert_true(batches > 1);
+    assert_int_equal(at.preps, batches * 2 * 8);
+}
+
+static void test_bounded_refusals(void **state)
+{
+    (void)state;
+    const shape s = {1, 6, 2, 300, 1500, 64, 1, -1};
+    const apa_problem p = problem_of(&s);
+    static const struct {
+        const char *knob, *value, *family;
+        int64_t tiles, room;
+        apa_status status;
+    } rows[] = {
+        {NULL, NULL, NULL, 9, 0, APA_STATUS_INVALID_ARGUMENT},
+        {NULL, NULL, "wgmma", 9, 0, APA_STATUS_INVALID_ARGUMENT},
+        {NULL, NULL, "warp", 1, 0, APA_STATUS_INVALID_ARGUMENT},
+        {"qk_scale_granularity", "row", "warp", 9, 5000, APA_STATUS_INVALID_ARGUMENT},
+        {"skip", "on", "warp", 9, 0, APA_STATUS_UNSUPPORTED},
+        {"cold_format", "nvfp4", "warp", 9, 0, APA_STATUS_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const apa_recipe recipe = recipe_of("apa", rows[i].knob, rows[i].value);
+        apa_cuda_options options;
+        apa_cuda_options_init(&options);
+        options.family = rows[i].family;
+        options.prepared_room = rows[i].room;
+        options.copy_bytes = (size_t)(rows[i].tiles * tile_bytes(&s, false));
+        refuse(&p, &recipe, &options, rows[i].status, "copy_bytes:");
+    }
+    /* no copy, no bound */
+    const apa_recipe exact = recipe_of("exact", NULL, NULL);
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    options.family = "warp";
+    options.copy_bytes = 1;
+    run_call(&h200, &p, &exact, &options, "cuda:warp");
+}
+
 int apa_test_calls(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families), cmocka_unit_test(test_ragged), cmocka_unit_test(test_ragged_refusals),
-        cmocka_unit_test(test_paged),    cmocka_unit_test(test_kept),   cmocka_unit_test(test_kept_refusals),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_ragged_refusals),
+        cmocka_unit_test(test_paged),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_kept_refusals),
+        cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_bounded_refusals),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

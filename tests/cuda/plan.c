@@ -65,7 +65,8 @@ static void add_keys(const apa_cuda_job *job)
                                                             : 128 * D + 4 * 4 + 16;
     ADD(tile_sum, job->smooth ? heads * T * (D + 1) : 0);
     ADD(mean_sum, job->smooth ? heads * D : 0);
-    ADD_TO(kept, size, blob, heads * R * blob);
+    assert_true(job->windowed ? job->held >= 2 && job->held < T : job->held == R);
+    ADD_TO(kept, size, blob, heads * job->held * blob);
     ADD(k_amax, heads);
     ADD(v_amax, heads * D);
     ADD(v_scale, heads * D);
@@ -161,6 +162,26 @@ static void begin(const apa_cuda_job *job, int step)
     at.sequences[step]++;
 }
 
+/* Windows of a bounded copy: prepared before they are worked on, without gaps from the last tile to the first. Returns
+ * whether more of them follow. */
+static bool check_window(const apa_cuda_job *job, int step)
+{
+    if (!job->windowed)
+        return false;
+    if (step == KEYS) {
+        at.prepared_window = job->window_first;
+        at.preps++;
+    }
+    if (step != COLD && step != FIX)
+        return false;
+    const int32_t end = job->window_first + job->held - 1;
+    assert_int_equal(job->window_first, at.prepared_window);
+    assert_true(job->statistics_given && job->window_first >= 1);
+    assert_true(job->window_before == INT32_MAX ? job->window_first < job->tiles && end >= job->tiles
+                                                : job->window_before == end);
+    return job->window_first > 1;
+}
+
 static int caught(const apa_cuda_job *job, int step, bool hopper)
 {
     assert_true(hopper == at.hopper);
@@ -174,7 +195,9 @@ static int caught(const apa_cuda_job *job, int step, bool hopper)
         at.early_launches++;
         return 0;
     }
-    begin(job, step);
+    const bool more = check_window(job, step);
+    if (!more)
+        begin(job, step);
     for (int i = 0; i < 2 && at.gathers > 0; i++)
         add_to(BASE, at.bytes, i == 0 ? "flat K" : "flat V", at.pages[at.gathers - 1].to[i],
                (int64_t)job->Hkv * job->Skv * job->D * 2);
@@ -190,9 +213,11 @@ static int caught(const apa_cuda_job *job, int step, bool hopper)
     add_parts(&batch);
     add_keys(&batch);
     add_units(&batch);
+    if (more)
+        return 0;
     if (step == COLD)
         check_cut(job, step);
-    else if (step != KEYS && !job->again)
+    else if (step != KEYS && !job->again && !(step == QUERIES && job->window_first == 1 && job->windowed))
         at.next_unit[step] += job->unit_count;
     if (job->again) /* of a batch whose outputs were looked at, and only where there is something to bring back */
         assert_true(job->skip && (step == FIX || step == HOT || step == FINISH) &&

@@ -49,6 +49,8 @@ typedef struct plan_call {
     apa_cuda_job job[MOST_SEQUENCES]; /* of each sequence's pass 1 or exact kernel */
     apa_cuda_pages pages[MOST_SEQUENCES];
     int gathers;
+    int32_t prepared_window; /* of a bounded copy: first tile of the window that was prepared last */
+    int preps;               /* and how often one was */
 } plan_call;
 
 extern plan_call at; /* the call under test */

@@ -18,7 +18,9 @@
  *            moves the frame to c, a held one to c - δ at most. o and λ are in units of 2^(frame + τ), times
  *            T::LOG2_RANGE.
  *
- * o, λ are sums of 2^(s - frame). Kernels that may leave tiles out (skip.cuh) are kernels of their own. */
+ * o, λ are sums of 2^(s - frame). Kernels that may leave tiles out (skip.cuh) are kernels of their own, and so
+ * are those that go over the keys window by window: a launch goes on with the steps of the walk whose tiles are there,
+ * and the state lies in memory between launches as it was in registers. */
 #ifndef APA_CUDA_COLD_CUH
 #define APA_CUDA_COLD_CUH
 
@@ -332,7 +334,54 @@ __device__ __forceinline__ void store_cold(ColdState<T, MT> &state, const apa_cu
     store_part<T::D, MT>(stored, job.part_o, job.part_frame, job.part_sum, piece, first_row);
 }
 
-template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const apa_cuda_job &job)
+/* The state between two windows: nothing is scaled, so nothing is rounded. */
+template <typename T, int MT>
+__device__ __forceinline__ void put_aside(const ColdState<T, MT> &state, const apa_cuda_job &job, int64_t first_row)
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        const int64_t row = first_row + r * 8 + (lane >> 2);
+        if ((lane & 3) == 0) {
+            job.part_frame[row] = state.frame[r];
+            job.part_lambda[row] = state.lambda[r];
+            job.part_sum[row] = state.sum[r];
+        }
+#pragma unroll
+        for (int n = 0; n < T::D / 8; n++)
+            *reinterpret_cast<float2 *>(job.part_o + row * T::D + n * 8 + (lane & 3) * 2) =
+                make_float2(state.o[r / 2][n][2 * (r % 2)], state.o[r / 2][n][2 * (r % 2) + 1]);
+    }
+}
+
+template <typename T, int MT>
+__device__ __forceinline__ void take_up(ColdState<T, MT> &state, const apa_cuda_job &job, int64_t first_row)
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        const int64_t row = first_row + r * 8 + (lane >> 2);
+        state.frame[r] = job.part_frame[row];
+        state.lambda[r] = job.part_lambda[row];
+        state.sum[r] = job.part_sum[row];
+#pragma unroll
+        for (int n = 0; n < T::D / 8; n++) {
+            const float2 o = *reinterpret_cast<const float2 *>(job.part_o + row * T::D + n * 8 + (lane & 3) * 2);
+            state.o[r / 2][n][2 * (r % 2)] = o.x;
+            state.o[r / 2][n][2 * (r % 2) + 1] = o.y;
+        }
+    }
+}
+
+/* Steps of the walk over `tiles` that are done when every tile from `first` on was visited, and the sink. */
+__device__ __forceinline__ int steps_done(const TileRange &tiles, int first)
+{
+    const int n = tiles.end - tiles.first, behind = max(0, tiles.end - max(first, 1));
+    return first == INT32_MAX ? 0 : min(n, tiles.first > 0 ? behind : 1 + behind);
+}
+
+/* SKIP: tiles may be left out. WINDOWED: the blobs of a window of the keys are there. */
+template <typename T, bool SKIP, bool WINDOWED> __device__ __forceinline__ void cold_unit(const apa_cuda_job &job)
 {
 #if defined(__CUDA_ARCH__)
     if constexpr (__CUDA_ARCH__ >= T::ARCH) {
@@ -344,18 +393,30 @@ template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const
         const Unit unit = unit_of(job, blockIdx.x, job.splits);
         const TileRange tiles = tile_range(job, unit, job.splits);
         const int n = tiles.end - tiles.first;
+        int done = 0, end = n; /* steps of the walk before this launch and after it */
+        if constexpr (WINDOWED) {
+            done = steps_done(tiles, job.window_before);
+            end = steps_done(tiles, job.window_first);
+            if (done == end && job.window_first > 1)
+                return;
+        }
 
         /* the sink tile, then from the last one backwards; backwards alone in the splits that do not hold the sink */
         auto tile_at = [&](int i) { return tiles.first > 0 ? tiles.end - 1 - i : i == 0 ? 0 : tiles.end - i; };
-        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * T::room(job) * T::BYTES;
-        auto source = [&](int i) { return blobs + static_cast<int64_t>(tile_at(i)) * T::BYTES; };
+        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * job.held * T::BYTES;
+        auto source = [&](int i) {
+            if constexpr (WINDOWED)
+                return job.blob + apa_cuda_blob_slot(&job, unit.head, tile_at(done + i)) * T::BYTES;
+            else
+                return blobs + static_cast<int64_t>(tile_at(i)) * T::BYTES;
+        };
         typename S::Tiles ring;
         {
             const uint4 *from = reinterpret_cast<const uint4 *>(job.q_codes + unit.local * S::Q_BYTES);
             for (int i = threadIdx.x; i < S::Q_BYTES / 16; i += S::THREADS)
                 reinterpret_cast<uint4 *>(shared)[i] = from[i];
         }
-        ring.start(base + S::Q_BYTES, n, source);
+        ring.start(base + S::Q_BYTES, end - done, source);
         __syncthreads();
 
         ColdRows<MT> rows;
@@ -371,17 +432,21 @@ template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const
                 real |= seen.first[r] < seen.end[r] ? 1u << r : 0u;
         }
         const float all_tiles = static_cast<float>(n) * job.splits; /* to tell how much of λ is still to come */
+        const int64_t stored = (unit.split * job.unit_count + unit.local) * APA_CUDA_UNIT + rows.first_row;
         ColdState<T, MT> state;
-        clear(state);
+        if (WINDOWED && done > 0)
+            take_up(state, job, stored);
+        else
+            clear(state);
 #pragma unroll
         for (int r = 0; r < 2 * MT; r++)
             rows.q_scale[r] = job.q_scale[unit.local * APA_CUDA_UNIT + rows.first_row + r * 8 + (lane >> 2)];
         if constexpr (SKIP)
             rows.skipping = start_skipping<T, MT>(rows.q, rows.first_row, real, job.k_scale_max[unit.head]);
 
-        for (int i = 0; i < n; i++) {
+        for (int i = done; i < end; i++) {
             const int tile = tile_at(i);
-            const uint32_t blob = ring.next(i, source);
+            const uint32_t blob = ring.next(i - done, source);
             if (view.sees(tile) && (!T::FRAMED || !T::poisoned(blob))) {
                 if constexpr (T::FRAMED) {
                     if (view.partly(tile))
@@ -398,12 +463,14 @@ template <typename T, bool SKIP> __device__ __forceinline__ void cold_unit(const
                         work_on_tile_8<T, MT, false, SKIP>(state, job, unit, rows, blob, tile, held_above);
                 }
             }
-            ring.done(i);
+            ring.done(i - done);
         }
-        store_cold(state, job, unit, rows.first_row);
+        if (WINDOWED && job.window_first > 1)
+            put_aside(state, job, stored);
+        else
+            store_cold(state, job, unit, rows.first_row);
         if constexpr (SKIP)
-            store_skipped<MT>(job, (unit.split * job.unit_count + unit.local) * APA_CUDA_UNIT + rows.first_row,
-                              rows.first_row);
+            store_skipped<MT>(job, stored, rows.first_row);
     }
 #endif
 }
@@ -412,14 +479,21 @@ template <typename T>
 static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
     cold_kernel(const __grid_constant__ apa_cuda_job job)
 {
-    cold_unit<T, false>(job);
+    cold_unit<T, false, false>(job);
 }
 
 template <typename T>
 static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
     skipping_kernel(const __grid_constant__ apa_cuda_job job)
 {
-    cold_unit<T, true>(job);
+    cold_unit<T, true, false>(job);
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(ColdShape<T>::THREADS, ColdShape<T>::BLOCKS)
+    windowed_kernel(const __grid_constant__ apa_cuda_job job)
+{
+    cold_unit<T, false, true>(job);
 }
 
 template <typename T> static int launch_cold(const apa_cuda_job *job, cudaStream_t stream)
@@ -429,8 +503,10 @@ template <typename T> static int launch_cold(const apa_cuda_job *job, cudaStream
     void (*kernel)(apa_cuda_job) = cold_kernel<T>;
     if constexpr (T::SKIPS)
         kernel = job->skip ? skipping_kernel<T> : kernel;
+    if constexpr (!T::FRAMED)
+        kernel = job->windowed ? windowed_kernel<T> : kernel;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (error == cudaSuccess)
+    if (error == cudaSuccess && job->window_before == INT32_MAX)
         error = cudaMemsetAsync(job->candidate, 0,
                                 static_cast<size_t>(job->unit_count) * APA_CUDA_UNIT_GROUPS * job->tiles, stream);
     if (error != cudaSuccess)

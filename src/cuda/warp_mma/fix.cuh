@@ -33,6 +33,22 @@ __device__ __forceinline__ int walk_place(int i, int count, bool sink)
     return !sink ? count - 1 - i : i == 0 ? 0 : count - i;
 }
 
+/* Entries of the walk that are done when every tile from `first` on was visited, and the sink. */
+__device__ __forceinline__ int entries_done(const uint32_t *list, int count, bool sink, int first)
+{
+    if (first == INT32_MAX)
+        return 0;
+    int low = sink ? 1 : 0, high = count; /* the place of the first such tile */
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (static_cast<int>(list[middle]) < first)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return count - low + (sink ? 1 : 0);
+}
+
 /* The warp's rows as pass 1 stored them, back in units of codes. */
 template <typename T>
 __device__ __forceinline__ void load_cold(ColdState<T, 1> &state, const apa_cuda_job &job, int64_t first_row,
@@ -118,12 +134,18 @@ static __global__ void __launch_bounds__(FixShape<T>::THREADS, FixShape<T>::BLOC
         unit.head = static_cast<int>(unit.index / job.units);
         unit.number = static_cast<int>(unit.index % job.units);
         const int count = job.list_count[unit.local * 2 + 1], part = (count + job.splits - 1) / job.splits;
-        const int first = min(count, unit.split * part), end = min(count, first + part);
+        int first = min(count, unit.split * part), end = min(count, first + part);
         if (first == end)
             return;
         const uint32_t *list = job.fix_tile + unit.local * job.tiles;
         const uint16_t *masks = job.fix_mask + unit.local * job.tiles;
         const bool sink = list[0] == 0;
+        if (job.windowed) {
+            first = max(first, entries_done(list, count, sink, job.window_before));
+            end = min(end, entries_done(list, count, sink, job.window_first));
+            if (first >= end)
+                return;
+        }
         copy_in<S::THREADS>(base, job.q_codes + unit.local * S::Q_BYTES, S::Q_BYTES);
 
         ColdRows<1> rows;
@@ -158,8 +180,7 @@ static __global__ void __launch_bounds__(FixShape<T>::THREADS, FixShape<T>::BLOC
             auto load = [&](int i) {
                 if (i < n)
                     copy_in<S::THREADS>(ring + (i & 1) * S::STAGE,
-                                        job.blob + (static_cast<int64_t>(unit.head) * T::room(job) + entries.tile[i]) *
-                                                       T::BYTES,
+                                        job.blob + apa_cuda_blob_slot(&job, unit.head, entries.tile[i]) * T::BYTES,
                                         T::BYTES);
                 copy_async_commit();
             };

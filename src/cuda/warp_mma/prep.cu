@@ -100,9 +100,10 @@ template <int D> static int launch_statistics(const apa_cuda_job *job, cudaStrea
 extern "C" int apa_cuda_launch_prep_keys(const apa_cuda_job *job, void *stream_pointer)
 {
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
-    const int error = job->D == 64    ? launch_statistics<64>(job, stream)
-                      : job->D == 128 ? launch_statistics<128>(job, stream)
-                                      : launch_statistics<256>(job, stream);
+    const int error = job->statistics_given ? cudaSuccess
+                      : job->D == 64        ? launch_statistics<64>(job, stream)
+                      : job->D == 128       ? launch_statistics<128>(job, stream)
+                                            : launch_statistics<256>(job, stream);
     if (error != cudaSuccess || job->tiles == 0)
         return error;
     return job->trait == APA_CUDA_NVFP4 ? apa_cuda_keys_nvfp4(job, stream) : apa_cuda_keys_8(job, stream);

@@ -29,6 +29,18 @@ template <int CODES> struct Quantiser {
     }
 };
 
+/* The tiles of a KV head that are prepared in one launch: those that are not there yet, or tile 0 and a window. */
+__host__ __device__ __forceinline__ int fresh_tiles(const apa_cuda_job &job)
+{
+    const int behind = job.tiles - job.window_first;
+    return job.windowed ? 1 + (behind < job.held - 1 ? behind : job.held - 1) : job.tiles - job.first_tile;
+}
+
+__device__ __forceinline__ int fresh_tile(const apa_cuda_job &job, int i)
+{
+    return !job.windowed ? job.first_tile + i : i == 0 ? 0 : job.window_first + i - 1;
+}
+
 /* K half of a tile's blob: 8 lanes a key. Sets the tile's flag if a key is not finite. */
 template <typename T>
 static __global__ void __launch_bounds__(PREP_THREADS) keys_kernel(const __grid_constant__ apa_cuda_job job)
@@ -38,10 +50,10 @@ static __global__ void __launch_bounds__(PREP_THREADS) keys_kernel(const __grid_
     __shared__ __align__(16) uint8_t codes[64 * D];
     __shared__ float scales[APA_CUDA_TILE];
     __shared__ int shared_amax[4];
-    const int fresh = job.tiles - job.first_tile, sub = threadIdx.x & 7;
-    const int head = blockIdx.x / fresh, tile = job.first_tile + blockIdx.x % fresh;
+    const int fresh = fresh_tiles(job), sub = threadIdx.x & 7;
+    const int head = blockIdx.x / fresh, tile = fresh_tile(job, blockIdx.x % fresh);
     const int64_t place = static_cast<int64_t>(head) * job.room + tile;
-    uint8_t *blob = job.blob + place * T::BYTES;
+    uint8_t *blob = job.blob + apa_cuda_blob_slot(&job, head, tile) * T::BYTES;
     float mean[E], x[TURNS][E], amax[TURNS];
     bool finite = true;
     if (threadIdx.x < 4)
@@ -108,7 +120,7 @@ template <typename T> __device__ __forceinline__ void values_of_tile(const apa_c
     __shared__ int bad[APA_CUDA_TILE];
     __shared__ float most[PARTS][D];
     const int64_t place = static_cast<int64_t>(head) * job.room + tile;
-    uint8_t *blob = job.blob + place * T::BYTES;
+    uint8_t *blob = job.blob + apa_cuda_blob_slot(&job, head, tile) * T::BYTES;
     stage_rows<D, PREP_THREADS>(rows, bad, job.v, head / job.Hkv, head % job.Hkv, tile, job.Skv, job.bf16);
     const int c = threadIdx.x % D, part = threadIdx.x / D;
     float x[WORDS * 16], amax = 0.0f;
@@ -168,8 +180,8 @@ static __global__ void __launch_bounds__(PREP_THREADS)
         mean_of_head<T::D>(job, blockIdx.x);
         return;
     }
-    const int at = blockIdx.x - means, fresh = job.tiles - job.first_tile;
-    values_of_tile<T>(job, at / fresh, job.first_tile + at % fresh);
+    const int at = blockIdx.x - means, fresh = fresh_tiles(job);
+    values_of_tile<T>(job, at / fresh, fresh_tile(job, at % fresh));
 }
 
 /* INT8 scores are within about so much of the truth at worst: half a step of one factor times the norm of the other,
@@ -272,8 +284,8 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
 
 template <typename T> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
-    const int heads = job->B * job->Hkv, blocks = heads * (job->tiles - job->first_tile);
-    const int means = job->smooth && !job->mean_given ? heads : 0;
+    const int heads = job->B * job->Hkv, blocks = heads * fresh_tiles(*job);
+    const int means = job->smooth && !job->mean_given && !job->statistics_given ? heads : 0;
     if (blocks + means > 0)
         values_kernel<T><<<static_cast<unsigned>(blocks + means), PREP_THREADS, 0, stream>>>(*job, means);
     if (blocks > 0)

@@ -330,7 +330,7 @@ size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *targe
 
 apa_status apa_wgmma_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes)
 {
-    const apa_cuda_kept kept = {NULL, room, 0, false};
+    const apa_cuda_kept kept = {.room = room};
     apa_cuda_arena at = {NULL, 0};
     apa_cuda_job job;
     (void)context;

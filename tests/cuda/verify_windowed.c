@@ -1,0 +1,67 @@
+/* Bounded copies of cuda_verify: with prepared tiles of a few windows of the keys at a time a call gives the bits of
+ * the call that holds them all, out, LSE and counts. */
+#include "tests/cuda/verify.h"
+
+#include "tests/cuda/on_device.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct window_case {
+    const char *kind, *method, *knobs;
+    int64_t Hq, Hkv, Sq, Skv, D;
+    int causal;
+    int64_t left;
+} window_case;
+
+static const window_case cases[] = {
+    {"topics", "apa", NULL, 6, 2, 512, 4096, 128, 0, -1},
+    {"outliers", "apa", "eps=0.01", 6, 2, 300, 3001, 128, 1, -1},
+    {"topics", "apa", NULL, 24, 8, 2048, 2048, 64, 1, -1}, /* units enough: the walk is not cut otherwise */
+    {"sink-tail", "apa", "qk_scale_granularity=row", 3, 1, 100, 3000, 256, 1, -1},
+    {"topics", "apa", "pv_format=e4m3", 4, 2, 500, 3000, 64, 1, 1100},
+    {"topics", "apa", "cold_format=e4m3", 3, 1, 130, 5000, 128, 1, -1},
+    {"topics", "apa", "second_look=off eps=0.05", 4, 2, 256, 3000, 128, 1, -1},
+    {"topics", "apa", "smooth_k=off", 24, 8, 5, 3000, 128, 1, -1}, /* packing rows */
+    {"randn", "cold", NULL, 4, 2, 512, 4096, 128, 1, -1},
+};
+
+static int check_case(apa_context *context, const window_case *c)
+{
+    on_device data;
+    on_device_make(&data, c->kind, 1, c->Hq, c->Hkv, c->Sq, c->Skv, c->D);
+    const apa_recipe recipe = on_device_recipe(c->method, c->knobs);
+    apa_problem problem = data.problem;
+    problem.causal = c->causal;
+    problem.window_left = c->left;
+    apa_cuda_options options;
+    device_result whole;
+    apa_cuda_options_init(&options);
+    options.family = "warp";
+    int failures = !on_device_run(context, &problem, &recipe, &options, &whole);
+    /* windows of one tile (blobs are under 140·D bytes a tile), of a few, of half, of most */
+    const int64_t tiles = (c->Skv + 63) / 64, held[] = {2, 9, tiles / 2, tiles * 3 / 4};
+    for (size_t i = 0; i < sizeof held / sizeof *held && failures == 0; i++) {
+        device_result got;
+        options.copy_bytes = (size_t)(held[i] * c->Hkv * 140 * c->D);
+        const int same = on_device_run(context, &problem, &recipe, &options, &got) && device_result_same(&got, &whole);
+        if (!same)
+            printf("  FAILED: %d tiles at a time: other bits\n", (int)held[i]);
+        failures += !same;
+        device_result_free(&got);
+    }
+    device_result_free(&whole);
+    on_device_free(&data);
+    printf("bounded copy, %s %s %s D %d: %d failures\n", c->kind, c->method, c->knobs == NULL ? "" : c->knobs,
+           (int)c->D, failures);
+    return failures;
+}
+
+int apa_verify_windowed(apa_context *context)
+{
+    int failures = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        failures += check_case(context, &cases[i]);
+    return failures;
+}
