@@ -92,7 +92,7 @@ typedef struct apa_cuda_job {
     float *v_amax;       /* [B·Hkv][D]: of a channel, where V's scales are the head's */
     float *v_scale;      /* [B·Hkv][D] */
     uint8_t *q_codes;    /* (batch) [unit][8 groups] in fragment order, as the trait has them */
-    uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order */
+    uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order; not on Hopper */
     float *q_scale;      /* (batch) [unit][128] */
     float *shift;        /* (batch) [unit][128] */
     uint8_t *all_hot;    /* (batch) [unit][8] */

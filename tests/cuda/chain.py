@@ -15,7 +15,7 @@ from in_flight import instructions, kernels
 
 # Kernels that are launched plainly at the head of the chain, or touch nothing that others of it write, may do as they like
 # but have to wait all the same (the head: has nothing to wait for). Others read inputs first.
-FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), ("wgmma_pair_kernel",)
+FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), ("wgmma_pair_kernel", "wgmma_query_kernel")
 WRITES = re.compile(r"\b(st\.global|st\.volatile|red\.|atom\.global|atom\.relaxed|st\.v\d|st\.(b|u|f)\d+)")
 COPIES = re.compile(r"\bcp\.async")
 READS = re.compile(r"\bld\.(global|v\d|[bufs]\d+)")
@@ -36,7 +36,7 @@ def broken(name, code, labels):
             if not any(k in name for k in FREE + HEAD):
                 if WRITES.search(instruction):
                     found.add((at, "writes"))
-                if COPIES.search(instruction):
+                if COPIES.search(instruction) and not any(k in name for k in FIRST_READS):
                     found.add((at, "copies"))
                 if READS.search(instruction) and not any(k in name for k in FIRST_READS):
                     found.add((at, "reads"))

@@ -241,7 +241,6 @@ static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
     const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
     job->q_codes = apa_cuda_take(at, rows * D, 1);
-    job->q16 = apa_cuda_take(at, rows * D, 2);
     job->q_scale = apa_cuda_take(at, rows, sizeof(float));
     job->shift = apa_cuda_take(at, rows, sizeof(float));
     job->all_hot = apa_cuda_take(at, groups, 1);

@@ -375,7 +375,9 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, 2)
         return;
     const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
-    if (warp < 4 && first < end) {
+    if (first == end)
+        return; /* finish.cu leaves the part out */
+    if (warp < 4) {
         load_query_rows<D>(ring.base, job, unit, unit.head / job.Hkv, half * WARPGROUP_ROWS);
         fence_for_async();
     }
