@@ -139,6 +139,8 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->eps = (float)eps;
     job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;
     job->smooth = recipe->smooth_k == APA_TOGGLE_ON;
+    job->smooth_q = recipe->smooth_q == APA_TOGGLE_ON;
+    job->p_phase = recipe->p_phase == APA_TOGGLE_ON;
     job->smooth_stride = recipe->smooth_k_stride;
     job->hadamard = recipe->hadamard == APA_TOGGLE_ON;
     job->judged = recipe->force == APA_FORCE_NONE && recipe->eps < 1.0;

@@ -107,6 +107,7 @@ struct WarpPlace {
     const apa_cuda_job &job;
     const Unit &unit;
     int first_row;          /* in the unit */
+    uint32_t bias;          /* of the warp's query head: offset in a stage */
     uint32_t row_table;     /* of the warp, in shared memory */
     PairRange pairs, whole; /* whole: pairs that every row of the warp sees to the last key */
 };
@@ -185,15 +186,19 @@ __device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D 
 __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &meta, int number)
 {
     return static_cast<uint32_t>(number - my.whole.first) >= static_cast<uint32_t>(my.whole.end - my.whole.first) ||
-           (meta.poisoned[0] | meta.poisoned[1]) != 0;
+           meta.poisoned != 0;
 }
 
 /* Scores → codes and frames. */
+template <bool BIAS>
 __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
-                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
+                                            const PairMeta &meta, bool partial, uint32_t stage, const WarpPlace &my,
+                                            int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     pair.apart = APART;
+    if (BIAS)
+        add_bias(s, unit, stage + my.bias);
     if (__builtin_expect(partial, 0)) {
         ThreadRows<1> seen;
         const int key = number * PAIR_KEYS;
@@ -202,14 +207,14 @@ __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, 
         /* a row that sees nothing of a tile has no sum of it */
         const int middle = key + APA_CUDA_TILE, first = max(seen.first[0], seen.first[1]),
                   end = min(seen.end[0], seen.end[1]);
-        if (first >= middle || end <= middle || (meta.poisoned[0] | meta.poisoned[1]) != 0)
+        if (first >= middle || end <= middle || meta.poisoned != 0)
             pair.apart = CUDART_INF_F;
     }
-    soften_pair(s, unit, pair.top);
+    soften_pair<BIAS>(s, unit, meta.phase, pair.top);
 }
 
 /* Scores of the first pair of the walk → codes. */
-template <int D>
+template <int D, bool BIAS>
 __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const uint32_t (&q)[D / 32][4],
                                           const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
 {
@@ -219,7 +224,7 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
-    soften_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
+    soften_step<BIAS>(pair.s, next, q_unit, meta, is_partial(my, meta, number), stage, my, number);
 #pragma unroll
     for (int k = 0; k <= D / 8; k++)
 #pragma unroll
@@ -228,7 +233,7 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
     return meta;
 }
 
-template <int D>
+template <int D, bool BIAS>
 __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
                                      uint32_t shared, const WarpPlace &my)
 {
@@ -239,7 +244,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
     PairState<D> pair;
     PairAhead next, last = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, CUDART_INF_F};
     barrier_wait(here.full, here.phase);
-    PairMeta meta = begin<D>(pair, next, q, q_unit, here.stage, my);
+    PairMeta meta = begin<D, BIAS>(pair, next, q, q_unit, here.stage, my);
     if (n > 1)
         ahead.advance();
     bool ready = false;
@@ -276,7 +281,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.s);
-        soften_step(pair.s, next, q_unit, meta, partial, my, number);
+        soften_step<BIAS>(pair.s, next, q_unit, meta, partial, here.stage, my, number);
         ready = barrier_test(ahead.full, ahead.phase);
         products_wait<0>();
         pin(pair.acc);
@@ -288,23 +293,29 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
 }
 
 /* One thread keeps the ring full. */
-template <int D>
-__device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, int head, const PairRange &pairs)
+template <int D, bool BIAS>
+__device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, const apa_cuda_stretch &place,
+                                     const PairRange &pairs)
 {
-    const uint8_t *blobs = job.blob + static_cast<int64_t>(head) * ((job.room + 1) / 2) * Pair<D>::BYTES;
+    const uint8_t *blobs = job.blob + static_cast<int64_t>(place.head) * ((job.room + 1) / 2) * Pair<D>::BYTES;
+    const HeadRange heads = heads_of_rows(job, place.row, COLD_ROWS);
+    const uint32_t bias_bytes = BIAS ? heads.count * BIAS_BYTES : 0;
     Cursor<D> at(shared);
     for (int i = 0; i < pairs.end - pairs.first; i++, at.advance()) {
-        const uint8_t *from = blobs + static_cast<int64_t>(pair_at(pairs, i)) * Pair<D>::BYTES;
+        const int number = pair_at(pairs, i);
+        const uint8_t *from = blobs + static_cast<int64_t>(number) * Pair<D>::BYTES;
         barrier_wait(at.empty(), at.phase ^ 1);
-        barrier_expect(at.full, Pair<D>::BYTES);
+        barrier_expect(at.full, Pair<D>::BYTES + bias_bytes);
         copy_bulk(at.stage, from, Pair<D>::META, at.full);
         copy_bulk(at.stage + Pair<D>::META_AT, from + Pair<D>::META, 64, at.full);
+        if (BIAS)
+            copy_bulk(at.stage + Pair<D>::BIAS_AT, bias_of(job, place.head, number, heads.first), bias_bytes, at.full);
     }
 }
 
 #endif
 
-template <int D>
+template <int D, bool BIAS>
 static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     wgmma_cold_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -336,14 +347,20 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     if (warp >= 4 * COLD_GROUPS) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * COLD_GROUPS)
-            feed<D>(base, job, place.head, pairs);
+            feed<D, BIAS>(base, job, place, pairs);
         return;
     }
     take_registers<CONSUMER_REGISTERS>();
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = unit.number < job.units && unit.local < job.unit_count;
-    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}};
+    WarpPlace my = {job,
+                    unit,
+                    line % APA_CUDA_UNIT,
+                    bias_at<D>(job, place.row, COLD_ROWS, line),
+                    base + S::ROWS_AT + warp * 16 * 8,
+                    pairs,
+                    {0, 0}};
     {
         ThreadRows<1> seen;
         const WarpView view = warp_rows<1>(job, unit, my.first_row, seen);
@@ -371,7 +388,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             rows.o[k][i] = 0.0f;
-    walk<D>(rows, q, q_unit, base, my);
+    walk<D, BIAS>(rows, q, q_unit, base, my);
     if (!there)
         return;
     const int64_t first_row = (place.split * job.unit_count + unit.local) * APA_CUDA_UNIT + my.first_row;
@@ -383,14 +400,14 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 #endif
 }
 
-template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
+template <int D, bool BIAS> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = ColdShape<D>;
     const cudaError_t error =
-        cudaFuncSetAttribute(wgmma_cold_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+        cudaFuncSetAttribute(wgmma_cold_kernel<D, BIAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
     return error != cudaSuccess
                ? error
-               : launch_chained(job->chained, wgmma_cold_kernel<D>, apa_wgmma_cold_blocks(job) * job->splits,
+               : launch_chained(job->chained, wgmma_cold_kernel<D, BIAS>, apa_wgmma_cold_blocks(job) * job->splits,
                                 S::THREADS, S::SHARED, stream, *job);
 }
 
@@ -410,5 +427,7 @@ extern "C" int apa_wgmma_launch_cold(const apa_cuda_job *job, void *stream_point
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
     if (job->unit_count == 0)
         return cudaSuccess;
-    return job->D == 64 ? launch<64>(job, stream) : launch<128>(job, stream);
+    if (job->D == 64)
+        return job->smooth_q ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+    return job->smooth_q ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
 }

@@ -19,12 +19,14 @@ template <int D> struct FixShape {
 #ifdef APA_CUDA_BULK
 
 /* Entries first … end - 1 of the unit's list into the ring, by one thread. */
-template <int D>
+template <int D, bool BIAS>
 __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit &unit, uint32_t base, int first,
                                              int end)
 {
     using S = FixShape<D>;
     const int64_t list = unit.local * job.tiles, pairs = (job.room + 1) / 2;
+    const HeadRange heads = heads_of_rows(job, unit.number * APA_CUDA_UNIT, APA_CUDA_UNIT);
+    const uint32_t bias_bytes = BIAS ? heads.count * BIAS_BYTES : 0;
     for (int i = 0; i < end - first; i++) {
         const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
         const uint32_t tile = job.fix_tile[list + first + i];
@@ -32,9 +34,12 @@ __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit
         const uint32_t entry[4] = {tile, job.fix_mask[list + first + i], 0, 0};
         barrier_wait(full + 8, (i / S::STAGES & 1) ^ 1);
         store_shared_16(stage + S::ENTRY_AT, entry);
-        barrier_expect(full, Pair<D>::BYTES);
+        barrier_expect(full, Pair<D>::BYTES + bias_bytes);
         copy_bulk(stage, from, Pair<D>::META, full);
         copy_bulk(stage + Pair<D>::META_AT, from + Pair<D>::META, 64, full);
+        if (BIAS)
+            copy_bulk(stage + Pair<D>::BIAS_AT, bias_of(job, unit.head, static_cast<int>(tile / 2), heads.first),
+                      bias_bytes, full);
     }
 }
 
@@ -58,45 +63,54 @@ __device__ __forceinline__ void load_cold(ColdRows<D> &rows, const apa_cuda_job 
     }
 }
 
-/* Scores of the pair at `stage` that the warp's rows see. */
-template <int D>
-__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4],
-                                             const apa_cuda_job &job, const Unit &unit, const WarpView &view,
-                                             uint32_t stage, int number, const PairMeta &meta, int warp)
+/* What a warp's work is on. */
+struct FixPlace {
+    const apa_cuda_job &job;
+    const Unit &unit;
+    WarpView view;
+    uint32_t bias; /* of the warp's query head: offset in a stage */
+    int warp;
+};
+
+/* Scores of the pair at `stage` that the warp's rows see; with BIAS, in 8·log2 units. */
+template <int D, bool BIAS>
+__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4], const float (&unit)[2],
+                                             uint32_t stage, int number, const PairMeta &meta, const FixPlace &my)
 {
     products_fence();
     issue_pair_scores<D>(pair.s, q, stage);
     products_wait<0>();
     pin(pair.s);
-    if (view.every_first > number * PAIR_KEYS || view.every_end < (number + 1) * PAIR_KEYS ||
-        (meta.poisoned[0] | meta.poisoned[1]) != 0) {
+    if (BIAS)
+        add_bias(pair.s, unit, stage + my.bias);
+    if (my.view.every_first > number * PAIR_KEYS || my.view.every_end < (number + 1) * PAIR_KEYS ||
+        meta.poisoned != 0) {
         ThreadRows<1> seen;
-        warp_rows<1>(job, unit, warp * 16, seen);
+        warp_rows<1>(my.job, my.unit, my.warp * 16, seen);
         mask_pair(pair.s, seen, number * PAIR_KEYS, meta.poisoned);
     }
 }
 
 /* One tile of the pair at `stage`, for the warps that want it. What is taken out was added in the frame of the pair;
  * what is added has its own. */
-template <int D>
+template <int D, bool BIAS>
 __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
-                                        const apa_cuda_job &job, const Unit &unit, const WarpView &view, uint32_t stage,
-                                        int warp)
+                                        uint32_t stage, const FixPlace &my)
 {
     uint32_t entry[4];
     load_shared_16(entry, stage + FixShape<D>::ENTRY_AT);
     const int tile = static_cast<int>(entry[0] & 1), number = static_cast<int>(entry[0] / 2);
-    const bool take_out = (entry[1] >> (8 + warp) & 1) != 0;
+    const bool take_out = (entry[1] >> (8 + my.warp) & 1) != 0;
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
+    const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     PairState<D> pair;
-    scores_again<D>(pair, q, job, unit, view, stage, number, meta, warp);
+    scores_again<D, BIAS>(pair, q, unit, stage, number, meta, my);
 #pragma unroll
     for (int n = 0; n < 32; n++)
         if (!take_out && n / 16 != tile)
             pair.s[n] = MINUS_INF_2;
     float top[2];
-    const float unit_of[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
-    soften_pair(pair.s, unit_of, top);
+    soften_pair<BIAS>(pair.s, unit, meta.phase, top);
     pack_pair(pair.s, pair.p);
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -108,7 +122,7 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
     issue_pair_values<D>(pair.acc, pair.p, stage);
     products_wait<0>();
     pin(pair.acc);
-    if ((entry[1] >> warp & 1) == 0)
+    if ((entry[1] >> my.warp & 1) == 0)
         return;
     meet_frames<D>(rows, top);
     float weight[2];
@@ -122,7 +136,7 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
 
 #endif
 
-template <int D>
+template <int D, bool BIAS>
 static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     wgmma_fix_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -158,7 +172,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     if (warp >= 8) {
         give_registers<24>();
         if (threadIdx.x == 256)
-            feed_entries<D>(job, unit, base, first, end);
+            feed_entries<D, BIAS>(job, unit, base, first, end);
         return;
     }
     take_registers<240>();
@@ -171,15 +185,16 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + warp * 16 + h * 8 + (lane >> 2)];
-    WarpView view;
+    const int line = unit.number * APA_CUDA_UNIT;
+    FixPlace my = {job, unit, {}, bias_at<D>(job, line, APA_CUDA_UNIT, line + warp * 16), warp};
     {
         ThreadRows<1> seen;
-        view = warp_rows<1>(job, unit, warp * 16, seen);
+        my.view = warp_rows<1>(job, unit, warp * 16, seen);
     }
     for (int i = 0; i < end - first; i++) {
         const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
         barrier_wait(full, i / S::STAGES & 1);
-        fix_one<D>(rows, q, q_unit, job, unit, view, stage, warp);
+        fix_one<D, BIAS>(rows, q, q_unit, stage, my);
         __syncwarp();
         if (lane == 0)
             barrier_arrive(full + 8);
@@ -188,18 +203,20 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 #endif
 }
 
-template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
+template <int D, bool BIAS> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = FixShape<D>;
     const cudaError_t error =
-        cudaFuncSetAttribute(wgmma_fix_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+        cudaFuncSetAttribute(wgmma_fix_kernel<D, BIAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
     return error != cudaSuccess ? error
-                                : launch_chained(job->chained, wgmma_fix_kernel<D>, job->unit_count * job->splits,
+                                : launch_chained(job->chained, wgmma_fix_kernel<D, BIAS>, job->unit_count * job->splits,
                                                  S::THREADS, S::SHARED, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_fix(const apa_cuda_job *job, void *stream_pointer)
 {
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
-    return job->D == 64 ? launch<64>(job, stream) : launch<128>(job, stream);
+    if (job->D == 64)
+        return job->smooth_q ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+    return job->smooth_q ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
 }

@@ -16,7 +16,7 @@
 #define CAPABILITY 90                  /* wgmma of sm_90a runs on 9.0 and on nothing else */
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define MOST_HOT_SPLITS 8
-#define EPS_PART (2.0 / 3.0) /* of the default ε: holds a real head's error under 5·10⁻³ (docs/cuda-wgmma.md) */
+#define EPS_PART (2.0 / 3.0) /* of the default ε, without smooth_q: a real head's error is under 5·10⁻³ then */
 /* A row of n tiles with even shares has them all hot while 1/n > ε, and a group soon after: at n·ε = 1.0 … 1.25 (1.25 …
  * 1.5) .9 (.35) of its tiles on normal noise, .3 (.15) on topics, .1 on a real head. A unit whose rows all see fewer
  * than that many tiles goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
@@ -49,8 +49,24 @@ static int32_t sample_stride(int64_t tiles)
     return stride;
 }
 
-/* What the E4M3 kernels do, where the recipe leaves it open, for Skv keys of D channels. */
-static void prefer(apa_recipe *recipe, int64_t Skv, int64_t D)
+/* The queries' mean and the phases of P cure what E4M3 does not average (docs/accuracy.md). Rows that are packed
+ * position by position have a query head each: their scores' biases are not those of a warp. */
+static void prefer_smooth(apa_recipe *recipe, const apa_call *call)
+{
+    apa_recipe resolved = *recipe;
+    if (apa_recipe_qk_format(recipe) != APA_QK_FORMAT_E4M3 || apa_recipe_pv_format(recipe) != APA_PV_FORMAT_E4M3)
+        return;
+    apa_recipe_fill_auto(&resolved, call->Sq, call->Skv, call->D);
+    if (recipe->smooth_q == APA_TOGGLE_AUTO && resolved.packing != APA_PACKING_ROWS)
+        recipe->smooth_q = APA_TOGGLE_ON;
+    if (recipe->smooth_q == APA_TOGGLE_ON && recipe->q_mean == APA_Q_MEAN_AUTO)
+        recipe->q_mean = APA_Q_MEAN_HEAD;
+    if (recipe->p_phase == APA_TOGGLE_AUTO && recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2)
+        recipe->p_phase = APA_TOGGLE_ON;
+}
+
+/* What the E4M3 kernels do, where the recipe leaves it open. */
+static void prefer(apa_recipe *recipe, const apa_call *call)
 {
     if (recipe->cold_format == APA_COLD_FORMAT_AUTO && recipe->qk_format == APA_QK_FORMAT_AUTO &&
         recipe->pv_format == APA_PV_FORMAT_AUTO)
@@ -67,12 +83,14 @@ static void prefer(apa_recipe *recipe, int64_t Skv, int64_t D)
         recipe->p_map = APA_P_MAP_DIRECT;
     if (recipe->pow2_scales == APA_TOGGLE_AUTO)
         recipe->pow2_scales = APA_TOGGLE_ON;
+    prefer_smooth(recipe, call);
     if (isnan(recipe->eps))
-        recipe->eps = EPS_PART * apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, Skv, recipe->tile);
+        recipe->eps = (recipe->smooth_q == APA_TOGGLE_ON ? 1.0 : EPS_PART) *
+                      apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, call->Skv, recipe->tile);
     if (recipe->smooth_k_stride == 0)
-        recipe->smooth_k_stride = sample_stride((Skv + recipe->tile - 1) / recipe->tile);
+        recipe->smooth_k_stride = sample_stride((call->Skv + recipe->tile - 1) / recipe->tile);
     if (recipe->early_tiles < 0)
-        recipe->early_tiles = early_tiles(recipe->eps, D);
+        recipe->early_tiles = early_tiles(recipe->eps, call->D);
 }
 
 static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, const char *knob)
@@ -102,6 +120,8 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
         {"q_terms", recipe->q_terms == 1},
         {"smooth_v", recipe->smooth_v == APA_TOGGLE_OFF},
         {"hadamard", recipe->hadamard == APA_TOGGLE_OFF},
+        {"smooth_q", recipe->smooth_q == APA_TOGGLE_OFF || recipe->packing != APA_PACKING_ROWS},
+        {"q_mean", recipe->smooth_q == APA_TOGGLE_OFF || recipe->q_mean == APA_Q_MEAN_HEAD},
         {"skip", recipe->skip == APA_TOGGLE_OFF},
         {"second_look", recipe->second_look == APA_TOGGLE_ON}, /* verdicts fall when λ is complete */
     };
@@ -116,13 +136,15 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
     plain.p_map = APA_P_MAP_EXP;
     plain.pow2_scales = APA_TOGGLE_OFF;
     plain.smooth_k_stride = 1;
+    plain.smooth_q = plain.p_phase = APA_TOGGLE_OFF;
+    plain.q_mean = APA_Q_MEAN_BLOCK;
     return apa_recipe_beyond_walk(&plain, &knob) ? refuse_knob(context, recipe, knob) : APA_STATUS_OK;
 }
 
 static apa_status resolve_cold(apa_context *context, apa_call *call)
 {
     char found[32];
-    prefer(&call->recipe, call->Skv, call->D);
+    prefer(&call->recipe, call);
     apa_recipe_fill_auto(&call->recipe, call->Sq, call->Skv, call->D);
     if (call->recipe.skip == APA_TOGGLE_AUTO)
         call->recipe.skip = APA_TOGGLE_OFF;
@@ -236,6 +258,15 @@ static void lay_out_kept(apa_cuda_job *job, apa_cuda_arena *at)
     job->poisoned = apa_cuda_take(at, heads * job->room, 1);
 }
 
+/* What smooth_q needs. */
+static void lay_out_means(apa_cuda_job *job, apa_cuda_arena *at)
+{
+    const int64_t heads = job->smooth_q ? (int64_t)job->B * job->Hq : 0;
+    job->q_sum = apa_cuda_take(at, heads * ceil_div(job->Sq, 128) * (job->D + 1), sizeof(double));
+    job->q_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
+    job->key_bias = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * 128, sizeof(uint16_t));
+}
+
 /* What `units` units need for a pass over cold tiles and one over hot ones. */
 static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
@@ -268,6 +299,7 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
     job->tile_sum = apa_cuda_take(
         at, job->smooth ? (int64_t)job->B * job->Hkv * apa_wgmma_sum_parts(job) * (job->D + 1) : 0, sizeof(double));
     lay_out_kept(job, kept);
+    lay_out_means(job, at);
     lay_out_units(job, units, at);
 }
 
@@ -379,7 +411,8 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
         error = apa_wgmma_make_maps(job, (uint32_t)apa_wgmma_exact_keys(job->D), &early_maps);
     if (error == 0)
         error = apa_wgmma_launch_prep_keys(job, place->stream);
-    job->chained = (job->tiles + 1) / 2 > job->first_tile / 2 || (job->smooth && !job->mean_given); /* keys: a kernel */
+    job->chained = (job->tiles + 1) / 2 > job->first_tile / 2 || (job->smooth && !job->mean_given) ||
+                   job->smooth_q; /* the keys took a kernel */
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
         job->unit_count = batch_length(job, batch);
         error = apa_wgmma_launch_prep_queries(job, place->stream);

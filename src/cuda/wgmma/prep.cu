@@ -138,15 +138,20 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
     if (is_early(job, unit))
         return;
     clear_candidates(job, unit, group, 2 * D);
-    float x[8], mean[8], amax = 0.0f, square = 0.0f;
+    float x[8], mean[8], q_mean[8] = {}, amax = 0.0f, square = 0.0f, mean_square = 0.0f;
     double dot = 0.0;
     load_mean_8(mean, job.k_mean + static_cast<int64_t>(unit.head) * D + lane * 8);
+    if (job.smooth_q)
+        load_mean_8(q_mean,
+                    job.q_mean + (static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * D + lane * 8);
     const bool finite = row_finite<LANES>(are_finite<BF16>(magnitudes(raw)));
     const uint32_t flip = job.negate ? 0x80008000u : 0u;
     widen_8<BF16>(make_uint4(raw.x ^ flip, raw.y ^ flip, raw.z ^ flip, raw.w ^ flip), x);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         dot += static_cast<double>(x[i]) * static_cast<double>(mean[i]);
+        x[i] -= q_mean[i];
+        mean_square = fmaf(q_mean[i], q_mean[i], mean_square);
         x[i] = finite ? static_cast<float>(static_cast<double>(x[i]) * change) : 0.0f;
         amax = fmaxf(amax, fabsf(x[i]));
         square = fmaf(x[i], x[i], square);
@@ -156,6 +161,7 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         dot += __shfl_xor_sync(0xffffffffu, dot, m);
         amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, m));
         square += __shfl_xor_sync(0xffffffffu, square, m);
+        mean_square += __shfl_xor_sync(0xffffffffu, mean_square, m);
     }
     const float scale = power_of_two(amax * (1.0f / QK_LARGEST)), inverse = 1.0f / scale;
     __syncthreads(); /* the flags */
@@ -172,8 +178,8 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         const double shift = dot * job.c_exact;
         job.q_scale[at] = c_rounded * c_exponent * scale;
         job.shift[at] = isfinite(shift) ? static_cast<float>(shift) : 0.0f;
-        const float largest = job.c * sqrtf(square) * sqrtf(job.k_scale_max[unit.head]);
-        if (sees > 0 && (!finite || !(largest <= SCORE_LIMIT)))
+        const float largest = job.c * (sqrtf(square) + sqrtf(mean_square)) * sqrtf(job.k_scale_max[unit.head]);
+        if (sees > 0 && (!finite || !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))))
             unjudged = 1;
         if (sees > job.early_tiles)
             many = 1;
@@ -202,7 +208,9 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
                                *job);
     if (error == cudaSuccess && sums)
         error = launch_chained(1, wgmma_mean_kernel<D>, heads, D * MEAN_STRIPES, 0, stream, *job);
-    return error != cudaSuccess ? error : apa_wgmma_launch_pairs(job, sums, stream);
+    if (error == cudaSuccess && job->smooth_q)
+        error = static_cast<cudaError_t>(apa_wgmma_launch_query_mean(job, sums, stream));
+    return error != cudaSuccess ? error : apa_wgmma_launch_pairs(job, sums || job->smooth_q, stream);
 }
 
 template <int D, bool BF16> static int launch_queries(const apa_cuda_job *job, cudaStream_t stream)

@@ -84,7 +84,9 @@ __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 
 #endif
 
-/* pairs.cu */
+/* query_mean.cu */
+int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream);
+/* pairs.cu: pairs, and with smooth_q the biases of all keys */
 int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
 
 #endif

@@ -31,22 +31,29 @@ constexpr float V_LARGEST = 448.0f;
 constexpr float P_RANGE = 266.29388f; /* 256·2^(.455 / 8) */
 constexpr float LOG2_P_RANGE = 8.056875f;
 constexpr float CODES_PER_OCTAVE = 8.0f;
-constexpr float SCORE_LIMIT = 1900.0f; /* log2 units: beyond it 8·n is not exact in FP16 */
-constexpr float APART = 512.0f;        /* of two sums: 9 octaves */
+constexpr float SCORE_LIMIT = 1900.0f;          /* log2 units: beyond it 1144 - 8·n is not exact in FP16 */
+constexpr float SCORE_LIMIT_OF_PHASES = 365.0f; /* the same where n is a multiple of 1/4 */
+constexpr float APART = 512.0f;                 /* of two sums: 9 octaves */
 constexpr float PAIR_SLACK = 40.0f;    /* a row's frame moves for a pair that is this much above it; sums are FP32 */
 constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
+
+/* Biases of a pair's keys, for one query head, in memory and in shared memory: a lane's 32 keys in line. */
+constexpr int BIAS_BYTES = 2 * PAIR_KEYS;
+constexpr int BLOCK_HEADS = 8; /* query heads that 128 rows in line can belong to, 16 positions at least of each */
 
 /* How a pair stands in memory. */
 struct PairMeta {
     float k_scale, v_scale;
-    uint32_t poisoned[2]; /* the tile holds a value that is not finite */
+    uint32_t poisoned; /* bit per tile: it holds a value that is not finite */
+    float phase;       /* what frames are above integers */
     uint32_t unused[12];
 };
 
 template <int D> struct Pair {
     static constexpr int K = 0, V = PAIR_KEYS * D, META = 2 * PAIR_KEYS * D, BYTES = META + 64;
     /* in shared memory */
-    static constexpr int ONES_AT = META, META_AT = ONES_AT + 1024, STAGE = META_AT + 1024;
+    static constexpr int ONES_AT = META, META_AT = ONES_AT + 1024, BIAS_AT = META_AT + 1024,
+                         STAGE = BIAS_AT + BLOCK_HEADS * BIAS_BYTES;
 };
 
 /* Key, within 32, whose probability lies at place `slot` of the A operand: that of the scores' sums. */
@@ -59,6 +66,19 @@ __host__ __device__ constexpr int key_of_slot(int slot)
 template <int D> __device__ __forceinline__ uint32_t key_piece(uint32_t key, uint32_t piece)
 {
     return D == 128 ? swizzled(key, piece) : key * 64 + ((piece ^ (key >> 1 & 3)) << 4);
+}
+
+/* Place of a key's bias among the 128: lane t of a quad holds keys 8n + 2t and 8n + 2t + 1. */
+__host__ __device__ constexpr int place_of_bias(int key)
+{
+    return key % 8 / 2 * 32 + key / 8 * 2 + key % 2;
+}
+
+/* Frames of the pairs take turns at four parts of an octave: the error of a code is periodic in it, and rows whose
+ * scores lie close together would meet it at one phase in all pairs. */
+__host__ __device__ constexpr float phase_of(int number)
+{
+    return static_cast<float>(number % 2) / 2.0f + static_cast<float>(number / 2 % 2) / 4.0f;
 }
 
 #ifdef APA_CUDA_BULK
@@ -120,6 +140,13 @@ __device__ __forceinline__ uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c)
     return r;
 }
 
+__device__ __forceinline__ uint32_t add_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
 __device__ __forceinline__ float low_half(uint32_t x)
 {
     return __half2float(__ushort_as_half(static_cast<uint16_t>(x)));
@@ -132,7 +159,7 @@ __device__ __forceinline__ float high_half(uint32_t x)
 
 /* Keys that a row does not see, and tiles with values that are not finite, get -inf. */
 __device__ __forceinline__ void mask_pair(uint32_t (&s)[32], const ThreadRows<1> &rows, int first_key,
-                                          const uint32_t (&poisoned)[2])
+                                          uint32_t poisoned)
 {
     const int key = first_key + (threadIdx.x & 3) * 2;
 #pragma unroll
@@ -141,7 +168,7 @@ __device__ __forceinline__ void mask_pair(uint32_t (&s)[32], const ThreadRows<1>
         for (int n = 0; n < 16; n++) {
             /* of the two keys of a register; a tile with such values has none that are seen */
             const int first = rows.first[h] - (key + n * 8),
-                      end = poisoned[n / 8] != 0 ? -1 : rows.end[h] - (key + n * 8);
+                      end = (poisoned >> n / 8 & 1) != 0 ? -1 : rows.end[h] - (key + n * 8);
             const uint32_t low = first <= 0 && end > 0 ? 0xffffu : 0u, high = first <= 1 && end > 1 ? 0xffff0000u : 0u;
             s[2 * n + h] = (s[2 * n + h] & (low | high)) | (MINUS_INF_2 & ~(low | high));
         }
@@ -157,25 +184,53 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
     return max_2(max_2(top[0], top[1]), max_2(top[2], top[3]));
 }
 
-/* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer, so that a
- * code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it (prep.cu). top[h]: the
- * frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes them no numbers, which
- * lose against 1024). */
-__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float (&top)[2])
+/* Scores of one row, or with BIAS eight times scores in log2 units → 1024 + codes. */
+template <bool BIAS> __device__ __forceinline__ void code_row(uint32_t (&s)[32], int h, float unit, float frame)
+{
+    const float offset = fmaf(-CODES_PER_OCTAVE, frame, 1024.0f + 120.0f);
+    const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit, unit);
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        uint32_t &x = s[2 * n + h];
+        x = max_2(BIAS ? add_2(x, offset_2) : fma_2(x, unit_2, offset_2), 0x64006400u); /* 1024 */
+    }
+}
+
+/* Scores → eight times scores in log2 units, each with its key's bias. */
+__device__ __forceinline__ void add_bias(uint32_t (&s)[32], const float (&unit)[2], uint32_t bias)
+{
+    const uint32_t unit_2[2] = {pack_16<false>(unit[0], unit[0]), pack_16<false>(unit[1], unit[1])};
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        uint32_t b[4];
+        load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t &x = s[8 * part + 2 * n + h];
+                x = fma_2(x, unit_2[h], b[n]);
+            }
+    }
+}
+
+/* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
+ * pair's phase, so that a code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it
+ * (prep.cu); with BIAS that is done. top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an
+ * infinite offset makes them no numbers, which lose against 1024). */
+template <bool BIAS>
+__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
     uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
     both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
     both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
-    top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), ROUNDER) - ROUNDER;
-    top[1] = fmaf(high_half(both), unit[1] * (1.0f / CODES_PER_OCTAVE), ROUNDER) - ROUNDER;
+    top[0] = fmaf(low_half(both), (BIAS ? 1.0f : unit[0]) * (1.0f / CODES_PER_OCTAVE), -phase);
+    top[1] = fmaf(high_half(both), (BIAS ? 1.0f : unit[1]) * (1.0f / CODES_PER_OCTAVE), -phase);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float offset = fmaf(-CODES_PER_OCTAVE, top[h], 1024.0f + 120.0f);
-        const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit[h], unit[h]);
-#pragma unroll
-        for (int n = 0; n < 16; n++)
-            s[2 * n + h] = max_2(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
+        top[h] = (top[h] + ROUNDER) - ROUNDER + phase;
+        code_row<BIAS>(s, h, unit[h], top[h]);
     }
 }
 
@@ -249,8 +304,8 @@ __device__ __forceinline__ PairMeta load_meta(uint32_t address)
     load_shared_16(x, address);
     meta.k_scale = __uint_as_float(x[0]);
     meta.v_scale = __uint_as_float(x[1]);
-    meta.poisoned[0] = x[2];
-    meta.poisoned[1] = x[3];
+    meta.poisoned = x[2];
+    meta.phase = __uint_as_float(x[3]);
     return meta;
 }
 
@@ -292,6 +347,35 @@ __device__ __forceinline__ void store_cold(const ColdRows<D> &rows, const apa_cu
 struct PairRange {
     int first, end;
 };
+
+/* Query heads of a KV head that `rows` rows in line, from `first` on, belong to. With smooth_q heads lie one after the
+ * other, and positions are rounded up to 16: BLOCK_HEADS at most of 128 rows. */
+struct HeadRange {
+    int first, count;
+};
+
+__device__ __forceinline__ HeadRange heads_of_rows(const apa_cuda_job &job, int first, int rows)
+{
+    HeadRange heads;
+    heads.first = min(first / job.Sq16, job.G - 1);
+    heads.count = min((first + rows - 1) / job.Sq16, job.G - 1) - heads.first + 1;
+    return heads;
+}
+
+/* Where the biases of row `line` lie in a stage that holds those of these heads. Rows behind the last head take its. */
+template <int D> __device__ __forceinline__ uint32_t bias_at(const apa_cuda_job &job, int first, int rows, int line)
+{
+    const HeadRange heads = heads_of_rows(job, first, rows);
+    const int head = min(line / job.Sq16, heads.first + heads.count - 1);
+    return static_cast<uint32_t>(Pair<D>::BIAS_AT + (head - heads.first) * BIAS_BYTES);
+}
+
+/* Biases of a pair, from query head `first_head` of KV head `head` on. */
+__device__ __forceinline__ const uint16_t *bias_of(const apa_cuda_job &job, int head, int number, int first_head)
+{
+    const int64_t place = static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number;
+    return job.key_bias + (place * job.G + first_head) * PAIR_KEYS;
+}
 
 #endif
 #endif
