@@ -35,7 +35,12 @@ class Tensor(ctypes.Structure):
 
 class Problem(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor), ("lse", Tensor),
-                ("softmax_scale", ctypes.c_double), ("causal", ctypes.c_int32), ("rest", ctypes.c_char * 1024)]
+                ("softmax_scale", ctypes.c_double), ("causal", ctypes.c_int32), ("q_offset", ctypes.c_int64),
+                ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64), ("softcap", ctypes.c_double),
+                ("attn_mask", Tensor), ("mask_slopes", Tensor), ("alibi_slopes", Tensor), ("sinks", Tensor),
+                ("cu_seqlens_q", ctypes.c_void_p), ("cu_seqlens_k", ctypes.c_void_p), ("batch", ctypes.c_int64),
+                ("seqused_k", ctypes.c_void_p), ("q_offsets", ctypes.c_void_p), ("block_table", ctypes.c_void_p),
+                ("block_table_stride", ctypes.c_int64)]
 
 
 class Options(ctypes.Structure):
@@ -70,8 +75,11 @@ class Library:
         if status != 0:
             raise RuntimeError(self.lib.apa_context_message(self.context).decode())
 
-    def call(self, method, q, k, v, out, lse, causal, settings=(), family="auto"):
-        """A function that enqueues one call on the current stream, and the counters it fills."""
+    def call(self, method, q, k, v, out, lse, causal, settings=(), family="auto", pages=None, kept=None):
+        """A function that enqueues one call on the current stream, and the counters it fills.
+
+        pages: (block table int32 on the device [1, n], keys in use); k and v are then pages. kept: (memory or None, keys
+        that it has room for, keys that are there)."""
         recipe = ctypes.create_string_buffer(8192)
         self.check(self.lib.apa_recipe_init(recipe, method.encode()))
         for name, value in settings:
@@ -81,9 +89,17 @@ class Library:
         self.lib.apa_cuda_options_init(ctypes.byref(options))
         problem.q, problem.k, problem.v, problem.out, problem.lse = map(tensor, (q, k, v, out, lse))
         problem.causal = int(causal)
+        used = (ctypes.c_int64 * 1)(pages[1] if pages else 0)
+        if pages:
+            problem.block_table, problem.block_table_stride = pages[0].data_ptr(), pages[0].shape[1]
+            problem.seqused_k = ctypes.addressof(used)
         self.lib.apa_cuda_plan_init(ctypes.byref(plan))
-        assert options.size == ctypes.sizeof(Options), "another version of apa_cuda_options"
+        assert options.size == ctypes.sizeof(Options) and problem.size == ctypes.sizeof(Problem), "another version of libapa"
         options.family = family.encode()
+        if kept:
+            options.prepared_room, options.prepared_keys = kept[1:]
+            if kept[0] is not None:
+                options.prepared, options.prepared_bytes = kept[0].data_ptr(), kept[0].numel()
         self.check(self.lib.apa_cuda_attention_plan(self.context, ctypes.byref(problem), recipe, ctypes.byref(options), ctypes.byref(plan)))
         workspace = torch.empty(max(plan.workspace_bytes, 256), dtype=torch.uint8, device="cuda")
         counts = torch.zeros(4, dtype=torch.int64, device="cuda")
@@ -94,7 +110,8 @@ class Library:
             self.check(self.lib.apa_cuda_attention(self.context, ctypes.byref(problem), recipe, ctypes.byref(options), None))
             return out
 
-        run.keep = (workspace, recipe, problem, options)
+        run.keep = (workspace, recipe, problem, options, used, pages, kept)
+        run.prepared_bytes = plan.prepared_bytes
         run.counts = counts
         run.workspace_bytes = plan.workspace_bytes
         run.engine, run.kernel = plan.engine.decode(), plan.kernel.decode()

@@ -57,23 +57,26 @@ typedef struct apa_cuda_options {
      * that one or a refusal. */
     const char *family;
 
-    /* Keys that stay prepared between calls, for prompts that come in chunks: codes and scales of whole tiles lie in
-     * memory of the caller's, and a call makes only those of the keys that are new to it.
-     *   prepared        device memory, 256-byte aligned, at least apa_cuda_plan.prepared_bytes. Read and written in
-     *                   stream order; where prepared_keys is 0 it may hold anything.
-     *   prepared_room   keys of a sequence that it is laid out for, at least Skv; 0 (the default): nothing is kept
-     *   prepared_keys   how many keys of a sequence it has seen: Skv of the call before, or fewer to have those after
-     *                   them made anew; 0 in the first call. These keys and values are where they were, or their
-     * copies. prepared_mean   other than 0: the mean that lies there is kept, although prepared_keys is 0 Of one
-     * sequence of calls are the same: device, family (named: not "auto"), recipe, dtype, B, Hkv, D, prepared_room. The
-     * mean that is taken off K is that of the first call's keys, from then on (with smooth_k): any shift is exact where
-     * P is exact, a poor one leaves larger codes. Out and LSE are, bit for bit, those of a call with prepared_keys 0
-     * and prepared_mean 1, which makes all tiles anew about the same mean. Refused where a scale is not a tile's own
-     * (cuda:warp: all but qk_scale_granularity=row), and of more than one sequence where they differ. Where all tiles
-     * are hot nothing is prepared: prepared_bytes is 0 and the memory is left alone. */
+    /* Keys that stay prepared between calls, for prompts that come in chunks: codes and scales of the tiles lie in
+     * memory of the caller's, and a call makes only those of the keys that are new to it. Out and LSE are, bit for bit,
+     * those of a call with prepared_keys 0 and prepared_mean 1, which makes all tiles anew about the same mean.
+     *
+     * The same in all calls on one memory: device, family (by name, not "auto"), recipe, dtype, B, Hkv, D and
+     * prepared_room. Refused where a scale is not a tile's own (cuda:warp: all but qk_scale_granularity=row), and for
+     * more than one sequence where they differ. Where all tiles are hot nothing is prepared: prepared_bytes is 0 and
+     * the memory is left alone. */
+
+    /* Device memory, 256-byte aligned, at least apa_cuda_plan.prepared_bytes; read and written in stream order. What it
+     * holds does not matter where prepared_keys and prepared_mean are 0. */
     void *prepared;
     size_t prepared_bytes;
-    int64_t prepared_room, prepared_keys;
+    /* Keys of a sequence that it is laid out for, at least Skv; 0 (the default): nothing is kept. */
+    int64_t prepared_room;
+    /* Keys of a sequence that the call before has seen, its Skv; fewer to have those after them made anew; 0 in the
+     * first call. k and v still hold them. */
+    int64_t prepared_keys;
+    /* With smooth_k the mean of the first call's keys is what is taken off K in all of them: legal for any keys, but a
+     * poor mean leaves larger codes. prepared_keys 0 takes a new one, unless this is other than 0. */
     int32_t prepared_mean;
 
     /* Most bytes of the workspace that prepared keys may take, where they are not kept; 0 (the default): as many as

@@ -120,6 +120,8 @@ static apa_status resolve(apa_context *context, apa_call *call)
     status = apa_cuda_all_hot(&call->recipe) ? apa_cuda_resolve(context, call) : resolve_cold(context, call);
     if (status != APA_STATUS_OK)
         return status;
+    if (call->pages != NULL)
+        return APA_STATUS_OK; /* they are laid flat first */
     const char *objection = apa_wgmma_map_objection(&call->k);
     if (objection != NULL)
         return refuse(context, "k", objection);
