@@ -172,13 +172,65 @@ static void test_stretches_longest_first(void **state)
     check_stretches(&job, APA_CUDA_UNIT);
 }
 
+/* Units of rows that see few tiles: those that lie in the beginning of a line, each once, long rows first. */
+static void check_early(const apa_cuda_job *job)
+{
+    const int64_t n = apa_cuda_early_items(job);
+    int64_t found = 0, expected = 0;
+    int32_t before = INT32_MAX / 2;
+    uint8_t *seen = calloc((size_t)all_units(job) + 1, 1);
+    assert_non_null(seen);
+    for (int64_t i = 0; i < n; i++) {
+        const apa_cuda_item item = apa_cuda_early_item(job, i);
+        if (item.number < 0)
+            continue;
+        assert_true(item.head >= 0 && item.head < job->B * job->Hkv && item.number < job->units && item.split == 0);
+        assert_true(item.index == (int64_t)item.head * job->units + item.number);
+        assert_int_equal(seen[item.index], 0);
+        seen[item.index] = 1;
+        found++;
+        const int32_t in_line = item.number * APA_CUDA_UNIT % job->line;
+        assert_true(in_line < before + APA_CUDA_UNIT); /* places of lines that begin inside a unit are shifted */
+        before = in_line;
+    }
+    for (int64_t unit = 0; unit < all_units(job); unit++) {
+        int early = 1;
+        for (int32_t r = 0; r < APA_CUDA_UNIT; r++) { /* row by row, from what a row is (job.h) */
+            const int32_t at = (int32_t)(unit % job->units) * APA_CUDA_UNIT + r;
+            const int32_t place = job->packing_rows ? at : at % job->Sq16;
+            early = early && at < job->rows && place < job->early_prefix;
+        }
+        assert_int_equal(seen[unit], early);
+        expected += early;
+    }
+    assert_true(found == expected && expected <= n);
+    free(seen);
+}
+
+static void test_early(void **state)
+{
+    (void)state;
+    apa_test_rng rng = {apa_test_seed() + 3};
+    int64_t with_some = 0;
+    for (int i = 0; i < SHAPES; i++) {
+        apa_cuda_job job = random_job(&rng);
+        job.line = job.packing_rows ? job.rows : job.Sq16;
+        const int32_t positions = (int32_t)apa_test_below(&rng, job.Sq); /* not all of them: those calls are exact */
+        job.early_prefix = positions * (job.packing_rows ? job.G : 1);
+        if (all_units(&job) > MOST_PIECES)
+            continue;
+        check_early(&job);
+        with_some += apa_cuda_early_items(&job) > 0;
+    }
+    assert_true(with_some > SHAPES / 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_items),
-        cmocka_unit_test(test_items_longest_first),
-        cmocka_unit_test(test_stretches),
-        cmocka_unit_test(test_stretches_longest_first),
+        cmocka_unit_test(test_items),     cmocka_unit_test(test_items_longest_first),
+        cmocka_unit_test(test_stretches), cmocka_unit_test(test_stretches_longest_first),
+        cmocka_unit_test(test_early),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -155,6 +155,32 @@ static void test_row_tile_pow2_codes(void **state)
     assert_codes(&lone, (const double[]){256}, 1); /* a power of two is its own frame */
 }
 
+/* The fourth pair of tiles has frames of an integer and three quarters: 1.75 here. 256·2^(s - 1.75) is 215.3, 107.6,
+ * 9.51 in steps of 16, 8, 1; direct codes are 118, 110, 82. */
+static void test_phases(void **state)
+{
+    (void)state;
+    const double s[] = {1.5, 0.5, -3};
+    apa_recipe recipe;
+    for (int direct = 0; direct < 2; ++direct) {
+        tile t = {.row = {.top = 1.5}};
+        assert_int_equal(apa_recipe_init(&recipe, direct ? "directp-e4m3" : "apa-e4m3"), APA_STATUS_OK);
+        assert_int_equal(apa_recipe_set(&recipe, "p_scale", "row-tile-pow2", NULL, 0), APA_STATUS_OK);
+        assert_int_equal(apa_recipe_set(&recipe, "p_phase", "on", NULL, 0), APA_STATUS_OK);
+        apa_recipe_fill_auto(&recipe, 64, 64, 64);
+        t.row.phase = apa_reference_phase(&recipe, 6);
+        for (int j = 0; j < APA_REFERENCE_TILE; ++j)
+            t.p[j] = j < 3 ? s[j] : -INFINITY;
+        apa_reference_probabilities(&recipe, &t.row, t.p, t.code);
+        assert_true(t.row.p_frame == 1.75);
+        assert_codes(&t, direct ? (const double[]){224, 112, 10} : (const double[]){208, 104, 10}, 3);
+    }
+    for (int64_t t = 0; t < 20; ++t)
+        assert_true(apa_reference_phase(&recipe, t) == ((const double[]){0, 0.5, 0.25, 0.75})[t / 2 % 4]);
+    recipe.p_phase = APA_TOGGLE_OFF;
+    assert_true(apa_reference_phase(&recipe, 2) == 0);
+}
+
 /* Scales up to a power of two: 7/448 = 2^-6 stays, 8/448 becomes 2^-5; codes differ by their exponents alone. */
 static void test_pow2_scales(void **state)
 {
@@ -292,6 +318,7 @@ int main(void)
         cmocka_unit_test(test_f16_and_f32_sums),
         cmocka_unit_test(test_static_codes),
         cmocka_unit_test(test_row_tile_pow2_codes),
+        cmocka_unit_test(test_phases),
         cmocka_unit_test(test_pow2_scales),
         cmocka_unit_test(test_two_level_codes),
         cmocka_unit_test(test_mx_codes),

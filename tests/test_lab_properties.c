@@ -53,6 +53,7 @@ static void test_transforms_change_nothing(void **state)
     static const char *const knobs[] = {"",
                                         "smooth_k=on",
                                         "smooth_q=on",
+                                        "smooth_q=on q_mean=head",
                                         "smooth_v=on",
                                         "hadamard=on",
                                         "smooth_k=on smooth_q=on smooth_v=on hadamard=on"};
@@ -115,6 +116,65 @@ static void test_operands_left_exact_keep_verdicts(void **state)
         assert_true(fabs(one.hot_share - plain.hot_share) <= 0.03);
     }
     apa_test_free(t);
+}
+
+/* ---- errors that do not average ---- */
+
+#define DIRECT                                                                                                         \
+    "force=low cold_format=e4m3 pow2_scales=on qk_scale_granularity=warp v_scale_granularity=block "                   \
+    "p_scale=row-tile-pow2 p_map=direct "
+
+/* Queries are one vector, of elements ±size, plus noise; values are their keys. */
+static apa_test_problem *common_query(double size, double noise)
+{
+    apa_test_problem *t = problem((apa_test_shape){1, 1, 1, 160, 4096, 64, 64}, 23);
+    t->problem.causal = 0;
+    for (int64_t i = 0; i < 160; ++i)
+        for (int64_t d = 0; d < 64; ++d) {
+            const double x = noise * apa_test_get(&t->problem.q, 0, 0, i, d);
+            apa_test_set(&t->problem.q, 0, 0, i, d, x + (d % 3 == 0 ? size : -size));
+        }
+    for (int64_t j = 0; j < 4096; ++j)
+        for (int64_t d = 0; d < 64; ++d)
+            apa_test_set(&t->problem.v, 0, 0, j, d, apa_test_get(&t->problem.k, 0, 0, j, d));
+    return t;
+}
+
+/* The rounding error e of a query adds e·k to its scores: one linear function of the keys for the whole row. Where
+ * values go with keys it stays, however many keys there are. What the queries share need not be rounded. */
+static void test_a_common_query_is_taken_off(void **state)
+{
+    static const char *const quiet = "exact_k=on exact_p=on exact_v=on p_map=exp ";
+    static const char *const settings[] = {"", "smooth_q=on", "smooth_q=on q_mean=head"};
+    double error[3];
+    (void)state;
+    for (int i = 0; i < 3; ++i) {
+        apa_test_problem *t = common_query(1.1, 0.1);
+        char text[300];
+        snprintf(text, sizeof text, DIRECT "%s%s", quiet, settings[i]);
+        error[i] = run(t, "apa", text, NULL, NULL, NULL);
+        apa_test_free(t);
+    }
+    if (!(error[1] < error[0] / 5) || !(error[2] < error[0] / 5))
+        fail_msg("rel_l2 %g; block %g, head %g", error[0], error[1], error[2]);
+}
+
+/* Scores of a narrow spread stand at one place between integer frames in all tiles, where direct codes err one way: the
+ * row sum is off by that, however many tiles there are. Four phases err in turns. */
+static void test_phases_cancel(void **state)
+{
+    static const char *const quiet = "exact_q=on exact_k=on exact_v=on ";
+    double lse[2];
+    (void)state;
+    for (int on = 0; on < 2; ++on) {
+        apa_test_problem *t = common_query(0, 0.25);
+        char text[300];
+        snprintf(text, sizeof text, DIRECT "%sp_phase=%s", quiet, on ? "on" : "off");
+        run(t, "apa", text, NULL, NULL, &lse[on]);
+        apa_test_free(t);
+    }
+    if (!(lse[1] < lse[0] / 2) || !(lse[1] < 3e-4))
+        fail_msg("largest error of the LSE %g, with phases %g", lse[0], lse[1]);
 }
 
 /* ---- LampAttention ---- */
@@ -513,6 +573,8 @@ int main(void)
         cmocka_unit_test(test_transforms_change_nothing),
         cmocka_unit_test(test_operands_left_exact),
         cmocka_unit_test(test_operands_left_exact_keep_verdicts),
+        cmocka_unit_test(test_a_common_query_is_taken_off),
+        cmocka_unit_test(test_phases_cancel),
         cmocka_unit_test(test_lamp_ends),
         cmocka_unit_test(test_lamp_rates),
         cmocka_unit_test(test_pcast_fraction),

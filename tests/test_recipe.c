@@ -85,7 +85,9 @@ static const expectation expectations[] = {
     {"p_static_scale", "number", "auto", {"auto", "1", "256", "65504"}, {"0", "65505", "nan"}},
     {"p_sum", "choice", "auto", {"auto", "quantised", "exact"}, {"quantized"}},
     {"p_map", "choice", "auto", {"auto", "exp", "direct"}, {"exp2"}},
+    TOGGLE("p_phase"),
     TOGGLE("smooth_q"),
+    {"q_mean", "choice", "auto", {"auto", "block", "head"}, {"on", "128"}},
     {"accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32", "e4m3"}},
     {"qk_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
     {"pv_accum", "choice", "auto", {"auto", "f64", "f32", "fp22", "f16"}, {"fp32"}},
@@ -105,6 +107,7 @@ static const expectation expectations[] = {
     {"margin", "number", "2", {"2", "0", "100"}, {"auto", "-1", "101"}},
     {"sub_block", "integer", "16", {"16", "4", "8", "32", "64"}, {"auto", "0", "2", "68", "7"}},
     {"lamp_stages", "choice", "auto", {"auto", "both", "first", "second"}, {"none"}},
+    {"smooth_k_stride", "integer", "auto", {"auto", "1", "8", "65536"}, {"-1", "65537", "off", "1.5"}},
 };
 enum { KNOBS = sizeof expectations / sizeof expectations[0] };
 
@@ -437,6 +440,8 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         {"pv_format=e4m3 p_map=direct p_scale=row-tile", "p_map", "p_scale=static"},
         {"pv_format=nvfp4 p_map=direct p_scale=two-level", "p_map", "exponential of the maximum"},
         {"pv_format=nvfp4 p_map=direct p_scale=pow2 p_sum=exact", "p_map", "never exists"},
+        {"pv_format=e4m3 p_scale=row-tile p_phase=on", "p_phase", "p_scale row-tile, expected auto|off"},
+        {"smooth_q=off q_mean=head", "q_mean", "smooth_q=on"},
         {"pv_flush=17", "pv_flush", "16, 32 or 64"},
         {"qk_format=int8 qk_accum=fp22", "qk_accum", "integer sums"},
         {"qk_format=e4m3 qk_accum=f16", "qk_accum", "overflow"},
@@ -474,6 +479,9 @@ static void check_refuses_pairs_that_make_no_sense(void **state)
         "verdict=lamp qk_format=exact pv_format=exact",
         "pv_format=e4m3 p_map=direct p_scale=static lazy_tau=0",
         "accum=fp22 pv_format=e4m3",
+        "pv_format=e4m3 p_scale=row-tile-pow2 p_phase=on",
+        "smooth_q=on q_mean=head",
+        "p_phase=on q_mean=head", /* an engine may prefer what they refine */
         "qk_format=exact qk_accum=f16",
         "exact_accum=f16 exact_flush=64",
     };
@@ -531,7 +539,9 @@ static void what_is_beyond_the_walk_is_named(void **state)
         {"cold_format=e4m3 v_range=2.25", "v_range"},
         {"p_sum=exact", "p_sum"},
         {"cold_format=nvfp4 p_map=direct p_scale=pow2", "p_map"},
+        {"p_phase=on", "p_phase"},
         {"smooth_q=on", "smooth_q"},
+        {"q_mean=head", "q_mean"},
         {"cold_format=e4m3 qk_accum=fp22", "qk_accum"},
         {"cold_format=e4m3 pv_accum=fp22", "pv_accum"},
         {"pv_flush=32", "pv_flush"},

@@ -115,6 +115,11 @@ static void compare(apa_test_problem *t, const char *knobs)
     free(expected);
 }
 
+/* What the Hopper kernels run. */
+#define DIRECT                                                                                                         \
+    "cold_format=e4m3 pow2_scales=on qk_scale_granularity=warp v_scale_granularity=block p_scale=row-tile-pow2 "       \
+    "p_map=direct "
+
 static const char *const recipes[] = {
     "cold_format=int8",
     "cold_format=nvfp4",
@@ -124,6 +129,7 @@ static const char *const recipes[] = {
     "cold_format=int8 eps=0.1 hadamard=on smooth_v=on lambda_bound=jensen order=forward",
     "cold_format=int8 eps=1 smooth_k=off",
     "cold_format=int8 eps=0.03 early_tiles=3 group=8",
+    "cold_format=int8 eps=0.05 smooth_k_stride=3",
     "cold_format=nvfp4 eps=0.07 second_look=off frame_drop=0 lazy_tau=0 q_terms=1 p_scale=pow2 scale_search=off",
     "cold_format=nvfp4 eps=0.07 frame_drop=3 lazy_tau=1.5",
     "cold_format=nvfp4 eps=0.07 frame_drop=32 lazy_tau=4 smooth_v=on hadamard=on",
@@ -132,12 +138,19 @@ static const char *const recipes[] = {
     "cold_format=nvfp4 eps=0.09 order=forward group=7 packing=rows early_tiles=2",
     "cold_format=nvfp4 eps=2 p_scale=pow2",
     "cold_format=nvfp4 eps=0",
+    DIRECT "eps=0.07",
+    DIRECT "eps=0.1 smooth_q=on q_mean=head p_phase=on",
+    DIRECT "eps=0.08 smooth_q=on smooth_v=on hadamard=on p_phase=on order=forward",
+    "cold_format=int8 eps=0.07 smooth_q=on q_mean=head q_terms=2",
 };
 
 static void test_second_writing(void **state)
 {
-    static const apa_test_shape shapes[] = {
-        {1, 2, 1, 35, 333, 32, 24}, {2, 3, 3, 9, 520, 16, 7}, {1, 6, 2, 17, 128, 64, 64}, {1, 5, 1, 1, 450, 8, 17}};
+    static const apa_test_shape shapes[] = {{1, 2, 1, 35, 333, 32, 24},
+                                            {2, 3, 3, 9, 520, 16, 7},
+                                            {1, 2, 1, 140, 350, 8, 8},
+                                            {1, 6, 2, 17, 128, 64, 64},
+                                            {1, 5, 1, 1, 450, 8, 17}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i)
         for (size_t k = 0; k < sizeof recipes / sizeof recipes[0]; ++k) {
@@ -173,6 +186,7 @@ static void test_second_writing_dims(void **state)
         apa_test_problem *t = randn((apa_test_shape){1, 2, 2, 18, 250, dims[i], dims[5 - i]}, 70 + i);
         compare(t, "cold_format=nvfp4 eps=0.11 smooth_v=on");
         compare(t, "cold_format=int8 eps=0.11 smooth_v=on q_terms=2");
+        compare(t, DIRECT "eps=0.11 smooth_v=on smooth_q=on q_mean=head p_phase=on");
         apa_test_free(t);
     }
 }

@@ -137,6 +137,9 @@ typedef enum apa_p_sum { APA_P_SUM_AUTO = 0, APA_P_SUM_QUANTISED = 1, APA_P_SUM_
 /* P through the exponential, or codes straight from scores (no exponential). */
 typedef enum apa_p_map { APA_P_MAP_AUTO = 0, APA_P_MAP_EXP = 1, APA_P_MAP_DIRECT = 2 } apa_p_map;
 
+/* Which queries share the mean that smooth_q takes off: 128 positions of a query head, or all of the head. */
+typedef enum apa_q_mean { APA_Q_MEAN_AUTO = 0, APA_Q_MEAN_BLOCK = 1, APA_Q_MEAN_HEAD = 2 } apa_q_mean;
+
 /* What a sum of products is kept in (docs/recipes.md says where each one rounds). */
 typedef enum apa_accumulator {
     APA_ACCUMULATOR_AUTO = 0,
@@ -229,7 +232,9 @@ typedef struct apa_recipe {
     double p_static_scale; /* S of p_scale static; NaN = the format's largest */
     apa_p_sum p_sum;
     apa_p_map p_map;
-    apa_toggle smooth_q; /* subtract the mean of 128 queries, add its scores back in FP32 */
+    apa_toggle p_phase;  /* frames of pairs of tiles take turns at four parts of an octave (p_scale row-tile-pow2) */
+    apa_toggle smooth_q; /* subtract a mean from the queries, add its scores back in FP32 */
+    apa_q_mean q_mean;   /* the mean of 128 queries, or of all of the head */
 
     /* sums */
     /* f64 stands for an engine's own wide sums: double in the reference engine, FP32 in the fast ones. */
@@ -254,6 +259,8 @@ typedef struct apa_recipe {
     double margin;     /* LampAttention: natural units under the running maximum that count as safe */
     int32_t sub_block; /* LampAttention: keys that are recomputed together */
     apa_lamp_stages lamp_stages;
+
+    int32_t smooth_k_stride; /* K's mean is that of the keys of tiles 0, n, 2n, … alone; 1 = of all, 0 = auto */
 } apa_recipe;
 
 /* Fills in a preset: "apa" (adaptive; the default everywhere), "exact", "cold" (apa with every tile cold).

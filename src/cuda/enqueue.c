@@ -123,6 +123,7 @@ static void set_shape(const apa_call *call, apa_cuda_job *job)
     job->Sq16 = (int32_t)(ceil_div(call->Sq, APA_CUDA_GROUP) * APA_CUDA_GROUP);
     job->rows = (int32_t)((job->packing_rows ? call->Sq : job->Sq16) * call->G);
     job->units = (int32_t)ceil_div(job->rows, APA_CUDA_UNIT);
+    job->line = job->packing_rows ? job->rows : job->Sq16;
 }
 
 static void set_numbers(const apa_call *call, apa_cuda_job *job)
@@ -138,6 +139,7 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     job->eps = (float)eps;
     job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;
     job->smooth = recipe->smooth_k == APA_TOGGLE_ON;
+    job->smooth_stride = recipe->smooth_k_stride;
     job->hadamard = recipe->hadamard == APA_TOGGLE_ON;
     job->judged = recipe->force == APA_FORCE_NONE && recipe->eps < 1.0;
     job->early_tiles = job->judged ? recipe->early_tiles : 0;

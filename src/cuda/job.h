@@ -52,17 +52,21 @@ typedef struct apa_cuda_job {
     int32_t half_sums;                /* exact tiles: P·V sums of a tile in FP16; f16 alone */
 
     /* the adaptive method */
-    float log2_eps, eps; /* eps >= 1: no candidates */
-    int32_t smooth, hadamard, early_tiles;
-    int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
-    float tau, delta;                     /* frame rules of NVFP4, log2 units */
-    int32_t search;                       /* NVFP4: block scales of least error */
-    int32_t skip;                         /* leave out tiles that can add nothing */
-    int32_t again;                        /* corrections and pass 2 once more, for units that want skipped tiles back */
-    int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
+    float log2_eps, eps;                                  /* eps >= 1: no candidates */
+    int32_t smooth, smooth_stride, hadamard, early_tiles; /* the mean is of every smooth_stride-th tile */
+    int32_t trait, hold_all, second_look;                 /* hold_all: no candidate is added in pass 1 */
+    float tau, delta;                                     /* frame rules of NVFP4, log2 units */
+    int32_t search;                                       /* NVFP4: block scales of least error */
+    int32_t skip;                                         /* leave out tiles that can add nothing */
+    int32_t again;              /* corrections and pass 2 once more, for units that want skipped tiles back */
+    int32_t judged;             /* verdicts are asked for: neither forced nor switched off by ε */
+    int32_t line, early_prefix; /* Hopper: the first early_prefix rows of every `line` see early_tiles tiles at most,
+                                   and units of them alone go to the exact kernel (order.h); 0: none do */
+    int32_t early_only;         /* the exact kernel takes those units and no other */
 
     /* how the work is cut */
     int32_t splits, hot_splits, capability; /* capability: the device's, 90 */
+    int32_t chained; /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
@@ -78,7 +82,7 @@ typedef struct apa_cuda_job {
     int32_t statistics_given; /* sums and maxima over all keys are there already */
 
     /* workspace */
-    double *tile_sum;    /* [B·Hkv][tiles][D + 1] */
+    double *tile_sum;    /* [B·Hkv][tiles][D + 1]; Hopper: [B·Hkv][parts of the sample][D + 1] */
     double *mean_sum;    /* [B·Hkv][D] */
     float *k_mean;       /* [B·Hkv][D] */
     uint8_t *blob;       /* [B·Hkv][held][blob bytes]: apa_cuda_blob_slot() */
@@ -88,7 +92,7 @@ typedef struct apa_cuda_job {
     float *v_amax;       /* [B·Hkv][D]: of a channel, where V's scales are the head's */
     float *v_scale;      /* [B·Hkv][D] */
     uint8_t *q_codes;    /* (batch) [unit][8 groups] in fragment order, as the trait has them */
-    uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order */
+    uint8_t *q16;        /* (batch) [unit][128·D·2] in fragment order; not on Hopper */
     float *q_scale;      /* (batch) [unit][128] */
     float *shift;        /* (batch) [unit][128] */
     uint8_t *all_hot;    /* (batch) [unit][8] */

@@ -90,4 +90,41 @@ static APA_CUDA_BOTH apa_cuda_stretch apa_cuda_stretch_of(const apa_cuda_job *jo
     return to;
 }
 
+/* ---- rows that see few tiles ----
+ *
+ * Rows of a KV head lie in lines: a query head's positions, or, with packing `rows`, all of them in one. A line begins
+ * with those that see few keys. Units that hold such rows alone go to the exact kernel and to no other. */
+
+/* Are all of the `rows` rows from `row` of a KV head on among them? */
+static APA_CUDA_BOTH int apa_cuda_is_early(const apa_cuda_job *job, int32_t row, int32_t rows)
+{
+    return job->early_prefix > 0 && row % job->line + rows <= job->early_prefix;
+}
+
+/* Blocks of the launch for those units. */
+static APA_CUDA_BOTH int64_t apa_cuda_early_items(const apa_cuda_job *job)
+{
+    return job->early_prefix == 0
+               ? 0
+               : (int64_t)job->B * job->Hkv * (job->rows / job->line) * (job->early_prefix / APA_CUDA_UNIT);
+}
+
+/* Block `item` of them: long rows first, heads side by side. A line may begin inside a unit and hold one unit less than
+ * others: number -1. */
+static APA_CUDA_BOTH apa_cuda_item apa_cuda_early_item(const apa_cuda_job *job, int64_t item)
+{
+    const int32_t lines = job->rows / job->line, most = job->early_prefix / APA_CUDA_UNIT;
+    const int64_t across = (int64_t)job->B * job->Hkv * lines;
+    const int32_t place = most - 1 - (int32_t)(item / across), in_head = (int32_t)(item % lines);
+    apa_cuda_item to;
+    to.head = (int32_t)(item % across / lines);
+    to.number = (in_head * job->line + APA_CUDA_UNIT - 1) / APA_CUDA_UNIT + place;
+    to.index = (int64_t)to.head * job->units + to.number;
+    to.local = to.index - job->unit_first;
+    to.split = 0;
+    if (!apa_cuda_is_early(job, to.number * APA_CUDA_UNIT, APA_CUDA_UNIT))
+        to.number = -1;
+    return to;
+}
+
 #endif

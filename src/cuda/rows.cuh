@@ -61,6 +61,20 @@ __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, i
     return unit;
 }
 
+/* Piece `item` of those that the exact kernel takes beside an adaptive call; number -1: there is none. */
+__device__ __forceinline__ Unit early_unit_of(const apa_cuda_job &job, int64_t item)
+{
+    const apa_cuda_item from = apa_cuda_early_item(&job, item);
+    const Unit unit = {from.index, from.local, from.head, from.number, from.split};
+    return unit;
+}
+
+/* Does the unit go to the exact kernel alone (order.h)? */
+__device__ __forceinline__ bool is_early(const apa_cuda_job &job, const Unit &unit)
+{
+    return apa_cuda_is_early(&job, unit.number * APA_CUDA_UNIT, APA_CUDA_UNIT) != 0;
+}
+
 template <typename T> __device__ __forceinline__ const T *row_pointer(const apa_cuda_tensor &x, int b, int h, int64_t s)
 {
     return static_cast<const T *>(x.data) + b * x.stride[0] + h * x.stride[1] + s * x.stride[2];

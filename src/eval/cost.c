@@ -197,7 +197,9 @@ static double select_macs(const cost_job *job)
     if (r->verdict == APA_VERDICT_RULE_MASS_VALUE)
         macs += job->visible / r->tile * job->Dv; /* distance of the tile's mean value from o */
     if (r->smooth_q == APA_TOGGLE_ON)
-        macs += job->visible / 128 * job->D; /* q̄·Kᵀ, one query mean for 128 rows */
+        macs += r->q_mean == APA_Q_MEAN_HEAD /* q̄·Kᵀ, one query mean for a head, or for 128 rows */
+                    ? job->q_heads * job->Skv * job->D
+                    : job->visible / 128 * job->D;
     return macs;
 }
 

@@ -123,6 +123,16 @@ static apa_status check_granularity(const apa_recipe *r, char *message, size_t s
 
 /* ---- P and sums ---- */
 
+/* Knobs that refine another one, which must not be off. */
+static apa_status check_refinements(const apa_recipe *r, char *message, size_t size)
+{
+    if (r->p_phase == APA_TOGGLE_ON && r->p_scale != APA_P_SCALE_AUTO && r->p_scale != APA_P_SCALE_ROW_TILE_POW2)
+        REFUSE_WITH("p_phase", "p_scale", "auto|off, or p_scale=row-tile-pow2 (other frames are not rounded)");
+    if (r->q_mean == APA_Q_MEAN_HEAD && r->smooth_q == APA_TOGGLE_OFF)
+        REFUSE_WITH("q_mean", "smooth_q", "auto|block, or smooth_q=on");
+    return APA_STATUS_OK;
+}
+
 static apa_status check_p(const apa_recipe *r, char *message, size_t size)
 {
     const apa_pv_format pv = apa_recipe_pv_format(r);
@@ -234,7 +244,8 @@ static apa_status check_verdict(const apa_recipe *r, char *message, size_t size)
 apa_status apa_recipe_check_pairs(const apa_recipe *r, char *message, size_t size)
 {
     static apa_status (*const checks[])(const apa_recipe *, char *, size_t) = {
-        check_p_scale, check_static_scale, check_granularity, check_p, check_sums, check_softmax, check_verdict,
+        check_p_scale, check_static_scale, check_granularity, check_refinements,
+        check_p,       check_sums,         check_softmax,     check_verdict,
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         const apa_status status = checks[i](r, message, size);

@@ -88,7 +88,9 @@ static void fill_qk(apa_recipe *recipe, int64_t D)
     set_toggle(&recipe->exact_q, APA_TOGGLE_OFF);
     set_toggle(&recipe->exact_k, APA_TOGGLE_OFF);
     set_toggle(&recipe->smooth_k, APA_TOGGLE_ON);
+    SET(smooth_k_stride, 1);
     set_toggle(&recipe->smooth_q, APA_TOGGLE_OFF);
+    SET(q_mean, APA_Q_MEAN_BLOCK);
     /* Rotation costs INT8 nothing but prep; where D has no factor of 16 it would mix too few channels to help. */
     set_toggle(&recipe->hadamard, int8 && D % 16 == 0 ? APA_TOGGLE_ON : APA_TOGGLE_OFF);
 }
@@ -109,6 +111,7 @@ static void fill_pv(apa_recipe *recipe)
                                                            : APA_V_GRANULARITY_TILE_CHANNEL);
     SET(p_sum, APA_P_SUM_QUANTISED);
     SET(p_map, APA_P_MAP_EXP);
+    set_toggle(&recipe->p_phase, APA_TOGGLE_OFF);
     if (isnan(recipe->p_static_scale))
         recipe->p_static_scale = apa_recipe_static_scale(format);
     if (isnan(recipe->v_range))
@@ -211,7 +214,10 @@ bool apa_recipe_beyond_walk(const apa_recipe *r, const char **knob)
         {"v_range", r->v_range != 448.0},
         {"p_sum", r->p_sum != APA_P_SUM_QUANTISED},
         {"p_map", r->p_map != APA_P_MAP_EXP},
+        {"smooth_k_stride", r->smooth_k == APA_TOGGLE_ON && r->smooth_k_stride > 1},
+        {"p_phase", r->p_phase == APA_TOGGLE_ON},
         {"smooth_q", r->smooth_q == APA_TOGGLE_ON},
+        {"q_mean", r->q_mean == APA_Q_MEAN_HEAD},
         {"qk_accum", r->qk_accum > APA_ACCUMULATOR_F32},
         {"pv_accum", r->pv_accum > APA_ACCUMULATOR_F32},
         {"pv_flush", r->pv_flush != 64},

@@ -138,6 +138,7 @@ void apa_reference_cold_scores(apa_reference_block *block, int64_t t)
     candidate_frames(block);
     for (int64_t r = 0; r < block->rows; ++r) {
         apa_reference_row *row = &block->row[r];
+        row->phase = apa_reference_phase(&block->call->recipe, t);
         row->p_sum = 0;
         if (apa_reference_sees(block, r, t))
             apa_reference_probabilities(&block->call->recipe, row, block->p + r * APA_REFERENCE_TILE,

@@ -53,9 +53,11 @@ typedef struct apa_reference_head {
     float *k_amax, *v_amax;     /* [tiles] */
     uint8_t *forced;            /* [tiles]: holds a non-finite value, so it is hot */
     float *k_exact;             /* smooth_q, verdict mass_value: [tiles][D][64], prepared keys */
-    float *q_mean;              /* smooth_q: [G][blocks of 128 queries][D], not rotated */
-    float *q_amax;              /* scales over several queries: [G][Sq], the largest value that shares the scale */
-    float *v_channel;           /* scales per channel: [Dv], largest value of the head */
+    float *q_mean;    /* smooth_q: [G][blocks of 128 queries][D], not rotated; q_mean head: all of a head the same */
+    double *q_sum;    /* q_mean head: [blocks of 128 queries of all heads][D], and the */
+    int64_t *q_count; /* queries in these sums */
+    float *q_amax;    /* scales over several queries: [G][Sq], the largest value that shares the scale */
+    float *v_channel; /* scales per channel: [Dv], largest value of the head */
     double *k_middle, *k_least, *k_most; /* select: [tiles][D], mean, minimum, maximum of the prepared keys */
     double *k_norm, *k_error;            /* verdict mass_value: [tiles], largest norm of a key and of its rounding */
 } apa_reference_head;
@@ -85,6 +87,7 @@ typedef struct apa_reference_row {
     /* of the tile at hand */
     double top;     /* largest cold score */
     double next;    /* candidate frame c */
+    double phase;   /* what the frames of this tile are above integers (p_phase) */
     double p_frame; /* probabilities are 2^(score - p_frame), quantised */
     double p_sum;   /* ℓ_t: their sum */
 } apa_reference_row;
@@ -242,7 +245,9 @@ void apa_reference_prep_queries(apa_context *context, const apa_call *call, apa_
 void apa_reference_quantise_q(apa_reference_block *block, int64_t r);
 
 /* probability.c */
-bool apa_reference_framed(const apa_recipe *recipe);    /* does P stand against a running frame? */
+bool apa_reference_framed(const apa_recipe *recipe); /* does P stand against a running frame? */
+double apa_reference_phase(const apa_recipe *recipe,
+                           int64_t t);                  /* p_phase: how far frames of tile t lie off integers */
 double apa_reference_tau(const apa_recipe *recipe);     /* lazy_tau where it does, else 0 */
 double apa_reference_p_range(const apa_recipe *recipe); /* P = code / range */
 void apa_reference_probabilities(const apa_recipe *recipe, apa_reference_row *row, double *p, double *code);

@@ -3,8 +3,8 @@
  *
  * 1. Means. k̄ per channel: the keys of a tile are summed in order in double, a key with a non-finite element left out
  *    entirely; the tiles' sums are added in tile order, divided by the number of keys summed, rounded once to FP32; 0
- * when no key is finite. v̄ likewise. Inputs count as their FP32 value (f64 is rounded once). Keys are those in use,
- * whatever rows see of them.
+ * when no key is finite. v̄ likewise. With smooth_k_stride n, k̄ is over tiles 0, n, 2n, … alone. Inputs count as their
+ * FP32 value (f64 is rounded once). Keys are those in use, whatever rows see of them.
  * 2. Prepared values in FP32: k - k̄ with one rounding, then the Hadamard rotation; v - v̄. Their maxima (NVFP4). A key
  * or value row that is not finite then forces its tile hot and stands as zeros.
  * 3. Codes (quantise.c). INT8 and E4M3: K with the scale that qk_scale_granularity says, V that of v_scale_granularity.
@@ -60,7 +60,12 @@ void apa_reference_head_layout(apa_reference_arena *arena, const apa_call *call,
     if (keeps_keys(recipe))
         head->k_exact = apa_reference_take(arena, tiles, D * T, sizeof(float));
     if (recipe->smooth_q == APA_TOGGLE_ON) {
-        head->q_mean = apa_reference_take(arena, call->G * apa_reference_q_blocks(call), D, sizeof(float));
+        const int64_t blocks = call->G * apa_reference_q_blocks(call);
+        head->q_mean = apa_reference_take(arena, blocks, D, sizeof(float));
+        if (recipe->q_mean == APA_Q_MEAN_HEAD) {
+            head->q_sum = apa_reference_take(arena, blocks, D, sizeof(double));
+            head->q_count = apa_reference_take(arena, blocks, 1, sizeof(int64_t));
+        }
     }
     if (shared_q_scale(recipe))
         head->q_amax = apa_reference_take(arena, call->G, call->Sq, sizeof(float));
@@ -106,20 +111,21 @@ static void sum_task(void *argument, size_t index)
     const prep_job *job = argument;
     const apa_call *call = job->call;
     const int64_t t = (int64_t)index, n = keys_of(call, t);
-    if (call->recipe.smooth_k == APA_TOGGLE_ON)
+    if (call->recipe.smooth_k == APA_TOGGLE_ON && t % call->recipe.smooth_k_stride == 0)
         sum_tile(job, &call->k, t, n, job->head->k_sum + t * call->D, job->head->k_count + t);
     if (call->recipe.smooth_v == APA_TOGGLE_ON)
         sum_tile(job, &call->v, t, n, job->head->v_sum + t * call->Dv, job->head->v_count + t);
 }
 
-static void mean_of(const double *sum, const int64_t *count, int64_t tiles, int64_t dim, float *mean)
+/* Over tiles 0, stride, 2·stride, … */
+static void mean_of(const double *sum, const int64_t *count, int64_t tiles, int64_t stride, int64_t dim, float *mean)
 {
     int64_t keys = 0;
-    for (int64_t t = 0; t < tiles; ++t)
+    for (int64_t t = 0; t < tiles; t += stride)
         keys += count[t];
     for (int64_t d = 0; d < dim; ++d) {
         double total = 0;
-        for (int64_t t = 0; t < tiles; ++t)
+        for (int64_t t = 0; t < tiles; t += stride)
             total += sum[t * dim + d];
         mean[d] = keys == 0 ? 0.0F : (float)(total / (double)keys);
     }
@@ -383,9 +389,9 @@ void apa_reference_prep(apa_context *context, const apa_call *call, apa_referenc
     if (call->recipe.smooth_k == APA_TOGGLE_ON || call->recipe.smooth_v == APA_TOGGLE_ON)
         apa_context_parallel(context, sum_task, &job, (size_t)tiles);
     if (call->recipe.smooth_k == APA_TOGGLE_ON)
-        mean_of(head->k_sum, head->k_count, tiles, call->D, head->k_mean);
+        mean_of(head->k_sum, head->k_count, tiles, call->recipe.smooth_k_stride, call->D, head->k_mean);
     if (call->recipe.smooth_v == APA_TOGGLE_ON)
-        mean_of(head->v_sum, head->v_count, tiles, call->Dv, head->v_mean);
+        mean_of(head->v_sum, head->v_count, tiles, 1, call->Dv, head->v_mean);
     if (apa_reference_all_hot(&call->recipe))
         return;
     apa_context_parallel(context, fill_task, &job, (size_t)tiles);

@@ -3,11 +3,13 @@
  * P = 2^(s - p_frame), so P <= 1; what is multiplied is code/range, code what the matrix unit sees. With c the
  * candidate frame and τ lazy_tau: row-tile   p_frame = the row's maximum in the tile.  code = round(range·P), range 255
  * (int8) or 448 (e4m3). row-tile-pow2: the same with p_frame rounded up to an integer and range 256 (direct codes:
- * 256·2^(.455/8), see below). static     p_frame = c + τ.  code = round(S·2^τ·P): S·e^(score - running maximum), as a
- * kernel with a static scale has it ue4m3, pow2   p_frame = c + τ.  Per 16 keys code = E2M1(P·1536/s₈)·s₈, s₈ the
- * smallest normal UE4M3 (or power of two) that is >= 256·max P and >= 2^-6; range 1536 = 6·256: max P maps to 6 at
- * most, P = 1 to s₈ = 256 < 448 two-level  p_frame = the row's maximum.  Per 16 keys code = E2M1(2688·P/s₈)·s₈, s₈ =
- * the UE4M3 value nearest to 2688·max P/6; a block whose s₈ rounds to 0, or in which nothing is seen, is 0 mx p_frame =
+ * 256·2^(.455/8), see below); p_phase: to an integer and 0, 1/2, 1/4, 3/4 in turns, two tiles each. static     p_frame
+ * = c
+ * + τ.  code = round(S·2^τ·P): S·e^(score - running maximum), as a kernel with a static scale has it ue4m3, pow2
+ * p_frame = c + τ.  Per 16 keys code = E2M1(P·1536/s₈)·s₈, s₈ the smallest normal UE4M3 (or power of two) that is >=
+ * 256·max P and >= 2^-6; range 1536 = 6·256: max P maps to 6 at most, P = 1 to s₈ = 256 < 448 two-level  p_frame = the
+ * row's maximum.  Per 16 keys code = E2M1(2688·P/s₈)·s₈, s₈ = the UE4M3 value nearest to 2688·max P/6; a block whose s₈
+ * rounds to 0, or in which nothing is seen, is 0 mx p_frame =
  * c
  * + τ.  Per 32 keys code = element(P/x)·x, x the block's power of two Frames need no P scale in row-tile and two-level:
  * nothing can collapse there.
@@ -48,6 +50,12 @@ bool apa_reference_framed(const apa_recipe *recipe)
 {
     return recipe->p_scale != APA_P_SCALE_ROW_TILE && recipe->p_scale != APA_P_SCALE_TWO_LEVEL &&
            recipe->p_scale != APA_P_SCALE_ROW_TILE_POW2;
+}
+
+double apa_reference_phase(const apa_recipe *recipe, int64_t t)
+{
+    const int64_t pair = t / 2;
+    return recipe->p_phase == APA_TOGGLE_ON ? (double)(pair % 2) / 2 + (double)(pair / 2 % 2) / 4 : 0.0;
 }
 
 double apa_reference_tau(const apa_recipe *recipe)
@@ -185,7 +193,9 @@ void apa_reference_probabilities(const apa_recipe *recipe, apa_reference_row *ro
     const double range = apa_reference_p_range(recipe), tau = apa_reference_tau(recipe);
     const int64_t block = block_of(recipe);
     double sum = 0;
-    row->p_frame = framed ? row->next + tau : recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2 ? ceil(row->top) : row->top;
+    row->p_frame = framed                                         ? row->next + tau
+                   : recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2 ? ceil(row->top - row->phase) + row->phase
+                                                                  : row->top;
     row->p_sum = 0;
     for (int64_t j = 0; j < APA_REFERENCE_TILE; ++j) {
         /* s - c first: a score that sets the frame has P = 2^-τ exactly, on the edge between two scales */

@@ -1,10 +1,12 @@
 /* Q of the cold tiles: scales that several queries share, the mean that smooth_q takes off, and the codes of a row.
  *
- * Blocks and warps of queries are 128 and 32 positions of one query head, counted from position 0. Prep goes over a
- * block: q̄ = mean over its queries without a non-finite element, in order in double, rounded once to FP32 (smooth_q) x
- * = q - q̄ in FP32, then the Hadamard rotation, of q̄ too amax of a query = the largest |x| among those that share its
- * scale The walk does the same arithmetic again for its rows. What q̄ took off comes back as ΔS = q̄·k in FP32 (cold.c).
- */
+ * Blocks and warps of queries are 128 and 32 positions of one query head, counted from position 0.
+ *
+ * smooth_q: q̄ = the mean over a block's queries without a non-finite element, in order in double, rounded once to FP32.
+ * q_mean head: over all queries of the head; the blocks' sums in double are added in order, then divided and rounded.
+ * x = q - q̄ in FP32, then the Hadamard rotation, of q̄ too. amax of a query = the largest |x| among those that share
+ * its scale. The walk does the same arithmetic again for its rows. What q̄ took off comes back as ΔS = q̄·k in FP32
+ * (cold.c). */
 #include "reference/internal.h"
 
 #include <float.h>
@@ -43,12 +45,15 @@ static bool smoothed(const apa_call *call, const apa_reference_head *head, int64
     return finite;
 }
 
-static void block_mean(const query_job *job, int64_t hq, int64_t first, int64_t end, float *mean)
+/* ---- means ---- */
+
+/* The sum of queries first … end-1 that are finite; how many these are. */
+static int64_t block_sum(const query_job *job, int64_t hq, int64_t first, int64_t end, double *sum)
 {
     const apa_call *call = job->call;
     float x[APA_REFERENCE_DIM_MAX];
-    double sum[APA_REFERENCE_DIM_MAX] = {0};
     int64_t n = 0;
+    memset(sum, 0, sizeof(double) * (size_t)call->D);
     for (int64_t i = first; i < end; ++i) {
         if (!apa_reference_load_f32(apa_reference_query(call, job->head->b, hq, i), call->q.dtype, call->D, x))
             continue;
@@ -56,9 +61,46 @@ static void block_mean(const query_job *job, int64_t hq, int64_t first, int64_t 
             sum[d] += (double)x[d];
         ++n;
     }
-    for (int64_t d = 0; d < call->D; ++d)
+    return n;
+}
+
+static void mean_of(const double *sum, int64_t n, int64_t D, float *mean)
+{
+    for (int64_t d = 0; d < D; ++d)
         mean[d] = n == 0 ? 0.0F : (float)(sum[d] / (double)n);
 }
+
+/* The mean of block number `index` among those of all heads, or its sum where the mean is to be the head's. */
+static void mean_task(void *argument, size_t index)
+{
+    const query_job *job = argument;
+    const apa_call *call = job->call;
+    apa_reference_head *head = job->head;
+    const int64_t blocks = apa_reference_q_blocks(call), n = (int64_t)index, first = n % blocks * Q_BLOCK;
+    const int64_t hq = head->h * call->G + n / blocks, end = first + Q_BLOCK < call->Sq ? first + Q_BLOCK : call->Sq;
+    double sum[APA_REFERENCE_DIM_MAX];
+    if (head->q_sum != NULL)
+        head->q_count[n] = block_sum(job, hq, first, end, head->q_sum + n * call->D);
+    else
+        mean_of(sum, block_sum(job, hq, first, end, sum), call->D, head->q_mean + n * call->D);
+}
+
+/* All blocks of query head g get the head's mean; its blocks' sums are added in order. */
+static void head_mean(const apa_call *call, apa_reference_head *head, int64_t g)
+{
+    const int64_t blocks = apa_reference_q_blocks(call), D = call->D;
+    double *total = head->q_sum + g * blocks * D;
+    int64_t queries = head->q_count[g * blocks];
+    for (int64_t n = 1; n < blocks; ++n) {
+        queries += head->q_count[g * blocks + n];
+        for (int64_t d = 0; d < D; ++d)
+            total[d] += total[n * D + d];
+    }
+    for (int64_t n = 0; n < blocks; ++n)
+        mean_of(total, queries, D, head->q_mean + (g * blocks + n) * D);
+}
+
+/* ---- scales ---- */
 
 /* Queries with the same number within a block share a scale. */
 static int64_t scale_number(apa_qk_granularity granularity, int64_t i)
@@ -69,7 +111,7 @@ static int64_t scale_number(apa_qk_granularity granularity, int64_t i)
     return granularity == APA_QK_GRANULARITY_WARP ? warp : warp * 8 + i % 8;
 }
 
-static void query_task(void *argument, size_t index)
+static void scale_task(void *argument, size_t index)
 {
     const query_job *job = argument;
     const apa_call *call = job->call;
@@ -77,14 +119,12 @@ static void query_task(void *argument, size_t index)
     const int64_t blocks = apa_reference_q_blocks(call), g = (int64_t)index / blocks, n = (int64_t)index % blocks;
     const int64_t hq = job->head->h * call->G + g, first = n * Q_BLOCK;
     const int64_t end = first + Q_BLOCK < call->Sq ? first + Q_BLOCK : call->Sq;
-    float *mean = recipe->smooth_q == APA_TOGGLE_ON ? job->head->q_mean + (int64_t)index * call->D : NULL;
+    const float *mean = job->head->q_mean != NULL ? job->head->q_mean + (int64_t)index * call->D : NULL;
     float own[Q_BLOCK] = {0}, x[APA_REFERENCE_DIM_MAX];
-    if (mean != NULL)
-        block_mean(job, hq, first, end, mean);
-    for (int64_t i = first; i < end && job->head->q_amax != NULL; ++i)
+    for (int64_t i = first; i < end; ++i)
         if (smoothed(call, job->head, hq, i, mean, x))
             own[i - first] = apa_reference_amax(x, call->D, 1);
-    for (int64_t i = first; i < end && job->head->q_amax != NULL; ++i) {
+    for (int64_t i = first; i < end; ++i) {
         float amax = 0;
         for (int64_t other = first; other < end; ++other)
             if (scale_number(recipe->qk_scale_granularity, other) == scale_number(recipe->qk_scale_granularity, i))
@@ -96,8 +136,13 @@ static void query_task(void *argument, size_t index)
 void apa_reference_prep_queries(apa_context *context, const apa_call *call, apa_reference_head *head)
 {
     query_job job = {call, head};
-    if (head->q_amax != NULL || head->q_mean != NULL)
-        apa_context_parallel(context, query_task, &job, (size_t)(call->G * apa_reference_q_blocks(call)));
+    const size_t blocks = (size_t)(call->G * apa_reference_q_blocks(call));
+    if (head->q_mean != NULL)
+        apa_context_parallel(context, mean_task, &job, blocks);
+    for (int64_t g = 0; g < call->G && head->q_sum != NULL; ++g)
+        head_mean(call, head, g);
+    if (head->q_amax != NULL)
+        apa_context_parallel(context, scale_task, &job, blocks);
 }
 
 /* ---- codes of a row ---- */

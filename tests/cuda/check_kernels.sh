@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every kernel compiles for every architecture with warnings as errors, and spills no more registers than spills.txt allows;
-# nothing touches the registers of an asynchronous product that is under way; the NVFP4 kernel for sm_120a holds the
+# nothing touches the registers of an asynchronous product that is under way, nothing of a chain runs ahead of its turn; the NVFP4 kernel for sm_120a holds the
 # block-scaled product, conversions to E2M1 and bulk copies, and nothing of the version in software. Needs nvcc, Python and
 # no device.
 #   check_kernels.sh ROOT NVCC [ARCH ...]
@@ -38,6 +38,13 @@ for name in cold exact fix hot; do
     "$nvcc" -std=c++17 -O3 -I"$root/include" -I"$root/src" -arch=compute_90a -ptx -o "$folder/$name.90a.ptx" "$root/src/cuda/wgmma/$name.cu"
 done
 python3 "$root/tests/cuda/in_flight.py" "$folder"/*.90a.ptx
+
+# Kernels that may start before the one before them has ended wait for it before they touch anything of it.
+for source in wgmma/prep wgmma/pairs warp_mma/judge warp_mma/finish; do
+    "$nvcc" -std=c++17 -O3 -I"$root/include" -I"$root/src" -arch=compute_90a -ptx -o "$folder/${source#*/}.chain.ptx" \
+        "$root/src/cuda/$source.cu"
+done
+python3 "$root/tests/cuda/chain.py" "$folder"/*.90a.ptx "$folder"/*.chain.ptx
 
 # "ARCH KERNEL BYTES" of every kernel that spills, sorted.
 for log in "$folder"/*.log; do

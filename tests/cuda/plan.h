@@ -39,6 +39,10 @@ typedef struct plan_call {
     bool hopper;
     int64_t next_unit[STEPS]; /* of the batches so far */
     int64_t sequences[STEPS];
+    shape shape;
+    apa_cuda_job early; /* of the launch for rows that see few tiles */
+    int64_t early_at;   /* units of pass 1 that had been launched before it */
+    int early_launches;
     int launches;
     span spans[MOST_SPANS];
     int count;

@@ -514,6 +514,50 @@ def direct(p, fp8):
     return attend(p, row)
 
 
+def pow2_tiles(x, rows):
+    """E4M3 of x [n, d], a power of two as scale for every `rows` rows: values after the round trip."""
+    out = numpy.zeros(x.shape)
+    for first in range(0, len(x), rows):
+        part = x[first : first + rows].astype(F64)
+        scale = pow2_at_least(F64(F32(numpy.abs(part).max()) / F32(448)))
+        out[first : first + rows] = e4m3(part / scale) * scale
+    return out
+
+
+def hopper(p, mean=None, phase=False, smooth_v=False):
+    """Every tile cold in E4M3: scales powers of two, direct codes against frames of whole, half or quarter octaves."""
+    offset = 2.0 ** (0.455 / 8)
+    keys = [smooth(k) for k in p.k]
+    values = [smooth(v) if smooth_v else (v, numpy.zeros(p.D, F32)) for v in p.v]
+    kq = [pow2_tiles(k, TILE) for k, _ in keys]
+    vq = [pow2_tiles(v, TILE) for v, _ in values]
+    q_mean, q_codes = [], []
+    for q in p.q:
+        span = {"block": 128, "head": p.Sq}.get(mean)
+        shared = numpy.zeros(q.shape, F32)
+        for first in range(0, p.Sq, span or p.Sq):
+            if span:
+                shared[first : first + span] = q[first : first + span].astype(F64).mean(axis=0).astype(F32)
+        q_mean.append(shared.astype(F64))
+        q_codes.append(pow2_tiles((q - shared).astype(F32), 32))
+
+    def row(h, i, n):
+        kv = h // (p.Hq // p.Hkv)
+        (k, k_mean), (_, v_mean) = keys[kv], values[kv]
+        s = p.scale * LOG2E * (kq[kv][:n] @ q_codes[h][i] + f32(k[:n].astype(F64) @ q_mean[h][i]))
+        weights = numpy.zeros(n)
+        for t in range(0, n, TILE):
+            part = s[t : t + TILE]
+            shift = (0, 0.5, 0.25, 0.75)[t // (2 * TILE) % 4] if phase else 0
+            frame = numpy.ceil(part.max() - shift) + shift
+            code = numpy.clip(numpy.floor(8 * (part - frame) + 120.5), 0, 126).astype(numpy.uint8)
+            weights[t : t + TILE] = code.view(ml_dtypes.float8_e4m3fn).astype(F64) / 256 / offset * 2.0**frame
+        o = weights @ vq[kv][:n] / weights.sum() + v_mean.astype(F64)
+        return o, numpy.log(weights.sum()) + p.scale * (p.q[h, i].astype(F64) @ k_mean.astype(F64))
+
+    return attend(p, row)
+
+
 def apa_all_cold(p, terms, p_scale, search, tensor):
     """APA's numerics with no hot tile (force=low): lazy frames per 16 packed rows, tile 0 first, then backwards."""
     G = p.Hq // p.Hkv
@@ -647,6 +691,9 @@ SQUARE = dict(Hq=2, Hkv=1, Sq=330, Skv=330, D=16, causal=True)
 FULL = dict(Hq=2, Hkv=2, Sq=70, Skv=650, D=16, causal=False)
 SMALL = dict(Hq=3, Hkv=1, Sq=40, Skv=150, D=16, causal=True)
 
+HOPPER = ["force=low", "pow2_scales=on", "qk_scale_granularity=warp", "v_scale_granularity=block", "hadamard=off"]
+HOPPER += ["p_scale=row-tile-pow2", "p_map=direct", "smooth_k=on"]
+
 # method, settings, problem, the formula, tolerance of the relative L2
 CASES = [
     ("standard", [], BIG, standard, 1e-12),
@@ -675,6 +722,11 @@ CASES = [
     ("thrift-mxfp4", ["fraction=0.3"], FULL, lambda p: thrift(p, fraction=0.3, row_code=mxfp4(True)), 1e-6),
     ("directp", [], BIG, lambda p: direct(p, False), 1e-11),
     ("directp-e4m3", [], BIG, lambda p: direct(p, True), 1e-11),
+    ("apa-e4m3", HOPPER, BIG, hopper, 1e-11),
+    ("apa-e4m3", [*HOPPER, "p_phase=on"], FULL, lambda p: hopper(p, phase=True), 1e-11),
+    ("apa-e4m3", [*HOPPER, "smooth_q=on", "smooth_v=on"], BIG, lambda p: hopper(p, "block", smooth_v=True), 1e-11),
+    ("apa-e4m3", [*HOPPER, "smooth_q=on", "q_mean=head", "p_phase=on", "smooth_v=on"], SQUARE,
+     lambda p: hopper(p, "head", True, True), 1e-11),
     ("apa-0.2", ["force=low"], SMALL, lambda p: apa_all_cold(p, 1, "pow2", False, "amax"), 1e-11),
     ("apa-0.4", ["force=low"], SMALL, lambda p: apa_all_cold(p, 1, "pow2", False, "pow2"), 1e-11),
     ("apa-0.5", ["force=low"], SMALL, lambda p: apa_all_cold(p, 2, "ue4m3", False, "pow2"), 1e-11),

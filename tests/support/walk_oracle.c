@@ -24,7 +24,9 @@ static int ue4m3_nearest(double x)
     int best = 0;
     for (int c = 1; c <= 126; ++c) {
         const double d = fabs(x - ue4m3_value(c)), e = fabs(x - ue4m3_value(best));
-        if (d < e || (d == e && c % 2 == 0))
+        if (d > e)
+            break; /* values rise */
+        if (d < e || c % 2 == 0)
             best = c;
     }
     return best;
@@ -57,6 +59,15 @@ static void round_int8(const float *x, double *y, int64_t n, int64_t stride)
     for (int64_t i = 0; i < n; ++i) {
         const float code = top == 0 ? 0 : fminf(127, fmaxf(-127, rintf(x[i * stride] * (127.0F / top))));
         y[i * stride] = (double)code * (double)(top / 127.0F);
+    }
+}
+
+/* y = x after E4M3 with a given scale. Codes of E4M3 without the sign are those of UE4M3. */
+static void round_e4m3(const float *x, double *y, int64_t n, int64_t stride, double scale)
+{
+    for (int64_t i = 0; i < n; ++i) {
+        const double value = ue4m3_value(ue4m3_nearest(fabs((double)x[i * stride]) / scale)) * scale;
+        y[i * stride] = x[i * stride] < 0 ? -value : value;
     }
 }
 
@@ -117,6 +128,7 @@ typedef struct prepared {
     float *k_mean, *v_mean;
     float q[MAX_ROWS][1024]; /* of the group: prepared */
     double qc[MAX_ROWS][1024];
+    float q_mean[MAX_ROWS][1024]; /* what smooth_q takes off, rotated */
 } prepared;
 
 static void transform(float *x, int64_t n)
@@ -132,17 +144,27 @@ static void transform(float *x, int64_t n)
         x[i] *= (float)(1 / sqrt((double)block));
 }
 
-static void channel_means(const apa_tensor *x, const prepared *s, float *mean)
+static void channel_means(const apa_tensor *x, const prepared *s, int64_t stride, float *mean)
 {
     for (int64_t d = 0; d < x->shape[3]; ++d) {
-        double total = 0;
-        for (int64_t t = 0; t < s->tiles; ++t) {
+        double total = 0, keys = 0;
+        for (int64_t t = 0; t < s->tiles; t += stride) {
             double part = 0;
-            for (int64_t j = t * T; j < s->Skv && j < t * T + T; ++j)
+            for (int64_t j = t * T; j < s->Skv && j < t * T + T; ++j, ++keys)
                 part += (double)(float)apa_test_get(x, s->b, s->hk, j, d);
             total += part;
         }
-        mean[d] = (float)(total / (double)s->Skv);
+        mean[d] = (float)(total / keys);
+    }
+}
+
+/* E4M3 as one scale for a tile has it, a power of two. */
+static void round_tiles(const float *x, double *y, int64_t rows, int64_t dim)
+{
+    for (int64_t j = 0; j < rows; j += T) {
+        const int64_t n = (rows - j < T ? rows - j : T) * dim;
+        round_e4m3(x + j * dim, y + j * dim, n, 1,
+                   (double)power_of_two_at_least((double)(largest(x + j * dim, n, 1) / 448.0F)));
     }
 }
 
@@ -151,9 +173,9 @@ static void prepare_head(prepared *s)
     const bool nvfp4 = s->recipe->cold_format == APA_COLD_FORMAT_NVFP4,
                search = s->recipe->scale_search == APA_TOGGLE_ON;
     if (s->recipe->smooth_k == APA_TOGGLE_ON)
-        channel_means(&s->p->k, s, s->k_mean);
+        channel_means(&s->p->k, s, s->recipe->smooth_k_stride, s->k_mean);
     if (s->recipe->smooth_v == APA_TOGGLE_ON)
-        channel_means(&s->p->v, s, s->v_mean);
+        channel_means(&s->p->v, s, 1, s->v_mean);
     for (int64_t j = 0; j < s->Skv; ++j) {
         for (int64_t d = 0; d < s->D; ++d)
             s->kf[j * s->D + d] = (float)apa_test_get(&s->p->k, s->b, s->hk, j, d) - s->k_mean[d];
@@ -161,6 +183,11 @@ static void prepare_head(prepared *s)
             transform(s->kf + j * s->D, s->D);
         for (int64_t c = 0; c < s->Dv; ++c)
             s->vf[j * s->Dv + c] = (float)apa_test_get(&s->p->v, s->b, s->hk, j, c) - s->v_mean[c];
+    }
+    if (s->recipe->cold_format == APA_COLD_FORMAT_E4M3) {
+        round_tiles(s->kf, s->k, s->Skv, s->D);
+        round_tiles(s->vf, s->v, s->Skv, s->Dv);
+        return;
     }
     const float ks = power_of_two_at_least(4.0 * (double)largest(s->kf, s->Skv * s->D, 1) / 2688.0);
     const float vs = power_of_two_at_least(4.0 * (double)largest(s->vf, s->Skv * s->Dv, 1) / 2688.0);
@@ -179,16 +206,59 @@ static void prepare_head(prepared *s)
         }
 }
 
+/* The mean of a query's block of 128, or of its head: zeros where there is none. */
+static void query_mean(const prepared *s, int64_t h, int64_t i, float *mean)
+{
+    const int64_t length = s->recipe->q_mean == APA_Q_MEAN_HEAD ? s->Sq : 128, first = i / length * length;
+    const int64_t end = first + length < s->Sq ? first + length : s->Sq;
+    for (int64_t d = 0; d < s->D; ++d) {
+        double sum = 0, part = 0;
+        for (int64_t j = first; j < end && s->recipe->smooth_q == APA_TOGGLE_ON; ++j) {
+            part += (double)(float)apa_test_get(&s->p->q, s->b, h, j, d);
+            if (j % 128 == 127 || j == end - 1) {
+                sum += part;
+                part = 0;
+            }
+        }
+        mean[d] = (float)(sum / (double)(end - first));
+    }
+}
+
+/* x = query i of head h, smoothed and rotated. */
+static void smoothed_query(const prepared *s, int64_t h, int64_t i, const float *mean, float *x)
+{
+    for (int64_t d = 0; d < s->D; ++d)
+        x[d] = (float)apa_test_get(&s->p->q, s->b, h, i, d) - mean[d];
+    if (s->recipe->hadamard == APA_TOGGLE_ON)
+        transform(x, s->D);
+}
+
+/* The scale that 32 queries share. */
+static double e4m3_query_scale(const prepared *s, int64_t h, int64_t i, const float *mean)
+{
+    float top = 0, x[1024];
+    for (int64_t j = i / 32 * 32; j < s->Sq && j < i / 32 * 32 + 32; ++j) {
+        smoothed_query(s, h, j, mean, x);
+        top = fmaxf(top, largest(x, s->D, 1));
+    }
+    return (double)power_of_two_at_least((double)(top / 448.0F));
+}
+
 static void prepare_q(prepared *s, int r, int64_t h, int64_t i)
 {
+    static const float none[1024];
     float rest[1024];
     double term[1024];
-    for (int64_t d = 0; d < s->D; ++d)
-        s->q[r][d] = (float)apa_test_get(&s->p->q, s->b, h, i, d);
-    if (s->recipe->hadamard == APA_TOGGLE_ON)
-        transform(s->q[r], s->D);
-    memcpy(rest, s->q[r], sizeof rest);
+    smoothed_query(s, h, i, none, s->q[r]);
+    query_mean(s, h, i, s->q_mean[r]);
+    smoothed_query(s, h, i, s->q_mean[r], rest);
     memset(s->qc[r], 0, sizeof s->qc[r]);
+    if (s->recipe->cold_format == APA_COLD_FORMAT_E4M3)
+        round_e4m3(rest, s->qc[r], s->D, 1, e4m3_query_scale(s, h, i, s->q_mean[r]));
+    if (s->recipe->hadamard == APA_TOGGLE_ON)
+        transform(s->q_mean[r], s->D);
+    if (s->recipe->cold_format == APA_COLD_FORMAT_E4M3)
+        return;
     const float scale = largest(rest, s->D, 1) / 2688.0F;
     for (int k = 0; k < s->recipe->q_terms; ++k) {
         if (s->recipe->cold_format == APA_COLD_FORMAT_NVFP4)
@@ -257,6 +327,21 @@ static void round_p_nvfp4(group *g, int r)
     }
 }
 
+/* Codes of E4M3 straight from the scores: eight to an octave. */
+static void round_p_direct(group *g, int r, int64_t t, double top)
+{
+    static const double turn[8] = {0, 0, .5, .5, .25, .25, .75, .75};
+    const double phase = g->s->recipe->p_phase == APA_TOGGLE_ON ? turn[t % 8] : 0;
+    double frame = floor(top) - 1 + phase;
+    while (frame < top)
+        ++frame;
+    for (int j = 0; j < T; ++j) {
+        const double steps = 8 * (g->s2[r][j] - frame) + 120;
+        const int code = steps < 0.5 ? 0 : (int)floor(steps + 0.5);
+        g->pq[r][j] = (long double)(ue4m3_value(code) * exp2(-8 - .455 / 8)) * exp2l((long double)frame);
+    }
+}
+
 static void score_tile(group *g, int64_t t)
 {
     prepared *s = g->s;
@@ -270,10 +355,12 @@ static void score_tile(group *g, int64_t t)
             g->pq[r][j] = 0;
             if (g->i[r] >= s->Sq || t * T + j >= s->Skv || !apa_test_sees(s->p, g->i[r], t * T + j))
                 continue;
-            double dot = 0;
-            for (int64_t d = 0; d < s->D; ++d)
+            double dot = 0, delta = 0;
+            for (int64_t d = 0; d < s->D; ++d) {
                 dot += g->s->qc[r][d] * s->k[(t * T + j) * s->D + d];
-            g->s2[r][j] = s->scale * dot / log(2.0);
+                delta += (double)s->q_mean[r][d] * (double)s->kf[(t * T + j) * s->D + d];
+            }
+            g->s2[r][j] = s->scale * (dot + (double)(float)delta) / log(2.0);
             top[r] = fmax(top[r], g->s2[r][j]);
         }
         beyond |= top[r] > g->m[r] + s->recipe->lazy_tau;
@@ -283,10 +370,13 @@ static void score_tile(group *g, int64_t t)
         g->mass[r] = 0;
         if (top[r] == -INFINITY)
             continue;
+        const bool e4m3 = s->recipe->cold_format == APA_COLD_FORMAT_E4M3;
         if (nvfp4)
             round_p_nvfp4(g, r);
+        if (e4m3)
+            round_p_direct(g, r, t, top[r]);
         for (int j = 0; j < T; ++j) {
-            if (!nvfp4)
+            if (!nvfp4 && !e4m3)
                 g->pq[r][j] = (long double)(rint(255 * exp2(g->s2[r][j] - top[r])) / 255) * exp2l((long double)top[r]);
             g->mass[r] += g->pq[r][j];
         }

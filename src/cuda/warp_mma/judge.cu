@@ -4,9 +4,11 @@
  * group is not finite or beyond INT8. Pass 2 gets two lists of tiles in rising order, each entry with a mask of groups:
  * tiles to be computed exactly, and tiles whose INT8 sums pass 1 guessed wrong (hot ones that it added, cold ones that
  * it held back). */
+#include "cuda/chain.cuh"
 #include "cuda/warp_mma/tile_16.cuh"
 
-constexpr int JUDGE_THREADS = 256;
+/* Threads of a block: as many as there are tiles, so that a long list is few steps of waiting. */
+constexpr int JUDGE_LEAST = 256, JUDGE_MOST = 1024, JUDGE_WARPS = JUDGE_MOST / 32;
 
 struct GroupView {
     int first, end; /* keys that some row sees */
@@ -29,41 +31,62 @@ __device__ __forceinline__ float log2_lambda(const apa_cuda_job &job, int64_t un
     return frame + log2f(sum);
 }
 
-/* Place of each thread's entry in a list that grows by one block of threads at a time; *length goes on. */
-__device__ __forceinline__ int place_in_list(bool has_entry, int *length, int *in_warp)
+/* Two lists that grow by one block of threads at a time: entries so far, the same in every thread. */
+struct Lengths {
+    int hot, fix;
+};
+
+/* Places of each thread's entries. `in_warp` has room for JUDGE_WARPS; two calls in line take different room, so one
+ * barrier is enough. */
+__device__ __forceinline__ Lengths places_in_lists(bool is_hot, bool is_fix, Lengths &length, uint32_t *in_warp)
 {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const uint32_t ballot = __ballot_sync(0xffffffffu, has_entry);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const uint32_t hot = __ballot_sync(0xffffffffu, is_hot), fix = __ballot_sync(0xffffffffu, is_fix);
     if (lane == 0)
-        in_warp[warp] = __popc(ballot);
+        in_warp[warp] = static_cast<uint32_t>(__popc(hot) | __popc(fix) << 16);
     __syncthreads();
-    int before = *length, all = 0;
-    for (int w = 0; w < JUDGE_THREADS / 32; w++) {
-        before += w < warp ? in_warp[w] : 0;
-        all += in_warp[w];
-    }
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *length += all;
-    __syncthreads();
-    return before + __popc(ballot & ((1u << lane) - 1));
+    const uint32_t own = lane < warps ? in_warp[lane] : 0u;
+    const uint32_t all = __reduce_add_sync(0xffffffffu, own),
+                   before = __reduce_add_sync(0xffffffffu, lane < warp ? own : 0u);
+    const uint32_t lower = (1u << lane) - 1;
+    const Lengths at = {length.hot + static_cast<int>(before & 0xffff) + __popc(hot & lower),
+                        length.fix + static_cast<int>(before >> 16) + __popc(fix & lower)};
+    length.hot += static_cast<int>(all & 0xffff);
+    length.fix += static_cast<int>(all >> 16);
+    return at;
 }
 
-static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __grid_constant__ apa_cuda_job job)
+/* A number of every thread onto a block's counter. */
+__device__ __forceinline__ void count(unsigned long long *to, uint32_t own)
+{
+    const uint32_t all = __reduce_add_sync(0xffffffffu, own); /* of a warp: below 2^30, at 2^31 keys */
+    if ((threadIdx.x & 31) == 0 && all > 0)
+        atomicAdd(to, static_cast<unsigned long long>(all));
+}
+
+static __global__ void __launch_bounds__(JUDGE_MOST) judge_kernel(const __grid_constant__ apa_cuda_job job)
 {
     __shared__ float log2_least[APA_CUDA_UNIT]; /* a tile is hot above it */
     __shared__ int row_first[APA_CUDA_UNIT], row_end[APA_CUDA_UNIT];
     __shared__ GroupView any[APA_CUDA_UNIT_GROUPS],
         every[APA_CUDA_UNIT_GROUPS]; /* keys that some row, that every row sees */
     __shared__ int rows_seeing[APA_CUDA_UNIT_GROUPS];
-    __shared__ int hot_length, fix_length, in_warp[JUDGE_THREADS / 32];
+    __shared__ uint32_t in_warp[2][JUDGE_WARPS];
     __shared__ unsigned long long counted[APA_CUDA_COUNTS];
+    chain_go();
     Unit unit;
     unit.local = blockIdx.x;
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
     unit.split = 0;
+    const bool early = is_early(job, unit); /* computed exactly elsewhere: nothing to list, all of it is hot */
+    chain_wait();
+    if (early && job.counts == nullptr && job.verdicts == nullptr) {
+        if (threadIdx.x < 2)
+            job.list_count[unit.local * 2 + threadIdx.x] = 0;
+        return;
+    }
     const TileRange tiles = tile_range(job, unit, 1);
     Row row = {};
     if (threadIdx.x < APA_CUDA_UNIT) {
@@ -72,12 +95,10 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
         row_end[threadIdx.x] = row.end;
         /* padding has no say, nor has a row that sees nothing */
         log2_least[threadIdx.x] =
-            row.first < row.end ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
+            row.first < row.end && !early ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
     }
     if (threadIdx.x < APA_CUDA_COUNTS)
         counted[threadIdx.x] = 0;
-    if (threadIdx.x == 0)
-        hot_length = fix_length = 0;
     __syncthreads();
     if (threadIdx.x < APA_CUDA_UNIT_GROUPS) {
         GroupView some = {0x7fffffff, 0}, all = {0, 0x7fffffff};
@@ -97,21 +118,22 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
     __syncthreads();
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(unit.head) * job.room;
     const uint8_t *throughout = job.all_hot + unit.local * APA_CUDA_UNIT_GROUPS;
-    unsigned long long hot_rows = 0, candidate_rows = 0;
+    uint32_t hot_rows = 0, candidate_rows = 0;
+    Lengths length = {0, 0};
 
-    for (int base = tiles.first; base < tiles.end; base += JUDGE_THREADS) {
+    for (int base = tiles.first, turn = 0; base < tiles.end; base += static_cast<int>(blockDim.x), turn ^= 1) {
         const int tile = base + threadIdx.x, key = tile * APA_CUDA_TILE;
         const bool there = tile < tiles.end, bad = there && poisoned[tile] != 0;
         uint32_t hot = 0, fix = 0, kind[APA_CUDA_UNIT_GROUPS];
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++)
-            kind[g] = there ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
+            kind[g] = there && !early ? job.candidate[(unit.local * APA_CUDA_UNIT_GROUPS + g) * job.tiles + tile] : 0;
 #pragma unroll
         for (int g = 0; g < APA_CUDA_UNIT_GROUPS; g++) {
             kind[g] &= 3; /* a skipped tile is no candidate */
             if (!there || any[g].first >= key + APA_CUDA_TILE || any[g].end <= key)
                 continue;
-            const bool forced = bad || throughout[g] != 0;
+            const bool forced = bad || early || throughout[g] != 0;
             bool is_hot = forced || (!job.second_look && kind[g] != 0);
             if (!is_hot && kind[g] != 0) {
                 const float4 *mass = reinterpret_cast<const float4 *>(
@@ -133,19 +155,18 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
                     for (int r = g * 16; r < (g + 1) * 16; r++)
                         n += row_first[r] < min(row_end[r], key + APA_CUDA_TILE) && row_end[r] > key;
                 }
-                hot_rows += is_hot ? n : 0;
-                candidate_rows += n;
+                hot_rows += static_cast<uint32_t>(is_hot ? n : 0);
+                candidate_rows += static_cast<uint32_t>(n);
             }
         }
-        const int at = place_in_list(hot != 0, &hot_length, in_warp);
+        const Lengths at = places_in_lists(hot != 0, fix != 0, length, in_warp[turn]);
         if (hot != 0) {
-            job.hot_tile[unit.local * job.tiles + at] = tile;
-            job.hot_mask[unit.local * job.tiles + at] = static_cast<uint8_t>(hot);
+            job.hot_tile[unit.local * job.tiles + at.hot] = tile;
+            job.hot_mask[unit.local * job.tiles + at.hot] = static_cast<uint8_t>(hot);
         }
-        const int fix_at = place_in_list(fix != 0, &fix_length, in_warp);
         if (fix != 0) {
-            job.fix_tile[unit.local * job.tiles + fix_at] = tile;
-            job.fix_mask[unit.local * job.tiles + fix_at] = static_cast<uint16_t>(fix | (fix & hot) << 8);
+            job.fix_tile[unit.local * job.tiles + at.fix] = tile;
+            job.fix_mask[unit.local * job.tiles + at.fix] = static_cast<uint16_t>(fix | (fix & hot) << 8);
         }
         if (there && job.verdicts != nullptr)
             for (int r = 0; r < APA_CUDA_UNIT; r++) {
@@ -158,16 +179,15 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
             }
     }
     if (threadIdx.x == 0) {
-        job.list_count[unit.local * 2] = hot_length;
-        job.list_count[unit.local * 2 + 1] = fix_length;
+        job.list_count[unit.local * 2] = early ? 0 : length.hot;
+        job.list_count[unit.local * 2 + 1] = length.fix;
     }
     if (job.counts == nullptr)
         return;
-    const unsigned long long visible =
-        row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
-    atomicAdd(&counted[APA_CUDA_VISIBLE], visible);
-    atomicAdd(&counted[APA_CUDA_HOT], hot_rows);
-    atomicAdd(&counted[APA_CUDA_CANDIDATES], candidate_rows);
+    const int visible = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+    count(&counted[APA_CUDA_VISIBLE], static_cast<uint32_t>(visible));
+    count(&counted[APA_CUDA_HOT], hot_rows);
+    count(&counted[APA_CUDA_CANDIDATES], candidate_rows);
     __syncthreads();
     if (threadIdx.x < APA_CUDA_COUNTS)
         atomicAdd(&job.counts[threadIdx.x], counted[threadIdx.x]);
@@ -175,8 +195,9 @@ static __global__ void __launch_bounds__(JUDGE_THREADS) judge_kernel(const __gri
 
 extern "C" int apa_cuda_launch_judge(const apa_cuda_job *job, void *stream)
 {
-    judge_kernel<<<static_cast<unsigned>(job->unit_count), JUDGE_THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*job);
-    return cudaGetLastError();
+    const int threads = job->tiles > JUDGE_MOST / 2 ? JUDGE_MOST : JUDGE_LEAST;
+    return launch_chained(job->chained, judge_kernel, job->unit_count, threads, 0, static_cast<cudaStream_t>(stream),
+                          *job);
 }
 
 /* A block a position: what all heads see there. */

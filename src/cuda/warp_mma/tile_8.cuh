@@ -45,11 +45,6 @@ template <int DIM, int QK, int PV, bool FINE_SCALES> struct Cold8 {
     static constexpr float LOG2_RANGE = PV_E4M3 ? 8.80735492205760f : 7.99435343685886f;
     template <int MT> using P = uint32_t[MT][2][4];
 
-    /* tiles of a KV head that there is room for: fine scales alone can be kept between calls */
-    __device__ static int room(const apa_cuda_job &job)
-    {
-        return FINE ? job.room : job.tiles;
-    }
     __device__ static bool poisoned(uint32_t blob)
     {
         return load_shared_4(blob + FLAG) != 0;

@@ -46,10 +46,6 @@ template <int DIM> struct ColdNvfp4 {
     };
     template <int MT> using P = Rows[MT];
 
-    __device__ static int room(const apa_cuda_job &job)
-    {
-        return job.tiles;
-    }
     __device__ static bool poisoned(uint32_t blob)
     {
         return load_shared_4(blob + K_SCALE) == 0xffffffffu;

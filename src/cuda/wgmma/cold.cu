@@ -3,17 +3,20 @@
  * A block takes 128 rows in line: two warpgroups of 64 rows, and one thread that keeps a ring of pairs full. Queries
  * stay in registers.
  *
- *     step i of a warpgroup    issue S(i+1) = Q·Kᵀ, issue P(i)·V(i); frames of pair i
+ *     step i of a warpgroup    issue S(i+1) = Q·Kᵀ
+ *                              P·V of pair i-1: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
+ *                              issue P(i)·V(i); frames of pair i
  *                              wait for S(i+1): codes of P(i+1), while P·V goes on
- *                              wait for P·V:    masses, verdicts, o += weight·P·V in FP32
+ *                              wait for P·V
  *
- * The assembler puts much of the codes' arithmetic after the second wait, between the verdict's: forced before it, the
- * whole is slower.
+ * so that the arithmetic of either product runs beside the other one, and beside the other warpgroup's: the two take
+ * turns at issuing. Rare code works from shared memory, so that it takes no registers from the loop.
  *
  * Sums of E4M3 products keep about 13 bits, so they are taken over one pair. Verdicts fall on a guess as
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
  * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong, fix.cu sets right. Rows
  * of a verdict are the 16 of a warp: a warp leaves out what it holds back. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
@@ -23,38 +26,35 @@ template <int D> struct ColdShape {
     static constexpr int STAGES = D == 64 ? 8 : 5;
     static constexpr int THREADS = (COLD_GROUPS + 1) * 128;
     static constexpr int FULL_AT = STAGES * Pair<D>::STAGE;
-    static constexpr int SHARED = FULL_AT + STAGES * 16 + 1024;
+    static constexpr int ROWS_AT = FULL_AT + STAGES * 16; /* first key seen and end, of each row */
+    static constexpr int SHARED = ROWS_AT + COLD_ROWS * 8 + 1024;
 };
 
 #ifdef APA_CUDA_BULK
 
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int TURN = 1; /* and 2, named barriers: the warpgroup may issue */
 
-/* A place in the ring, one step after the other. */
+/* A place in the ring, one step after the other. Its addresses are kept, so that a step does not begin by working them
+ * out. */
 template <int D> struct Cursor {
     using S = ColdShape<D>;
-    uint32_t base, index = 0, phase = 0;
+    uint32_t base, stage, full, phase = 0;
 
-    __device__ explicit Cursor(uint32_t shared) : base(shared)
+    __device__ explicit Cursor(uint32_t shared) : base(shared), stage(shared), full(shared + S::FULL_AT)
     {
-    }
-    __device__ uint32_t stage() const
-    {
-        return base + index * Pair<D>::STAGE;
-    }
-    __device__ uint32_t full() const
-    {
-        return base + S::FULL_AT + index * 16;
     }
     __device__ uint32_t empty() const
     {
-        return full() + 8;
+        return full + 8;
     }
     __device__ void advance()
     {
-        index++;
-        if (index == S::STAGES) {
-            index = 0;
+        stage += Pair<D>::STAGE;
+        full += 16;
+        if (stage == base + S::FULL_AT) {
+            stage = base;
+            full = base + S::FULL_AT;
             phase ^= 1;
         }
     }
@@ -106,21 +106,42 @@ __device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const 
 struct WarpPlace {
     const apa_cuda_job &job;
     const Unit &unit;
-    int first_row; /* in the unit */
-    WarpView view;
-    PairRange pairs;
+    int first_row;          /* in the unit */
+    uint32_t row_table;     /* of the warp, in shared memory */
+    PairRange pairs, whole; /* whole: pairs that every row of the warp sees to the last key */
+};
+
+/* What the thread's rows see: kept in shared memory, as few pairs need it. */
+__device__ __forceinline__ void store_rows(uint32_t table, const ThreadRows<1> &seen)
+{
+    const uint32_t at = table + (threadIdx.x & 31) / 4 * 8;
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at), "r"(seen.first[0]), "r"(seen.end[0]) : "memory");
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at + 64), "r"(seen.first[1]), "r"(seen.end[1]) : "memory");
+}
+
+__device__ __forceinline__ void load_rows(ThreadRows<1> &seen, uint32_t table)
+{
+    const uint32_t at = table + (threadIdx.x & 31) / 4 * 8;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(seen.first[0]), "=r"(seen.end[0]) : "r"(at) : "memory");
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(seen.first[1]), "=r"(seen.end[1]) : "r"(at + 64) : "memory");
+}
+
+/* A pair whose P·V is under way. */
+struct PairAhead {
+    float top[2], weight[2], v_scale;
+    float
+        apart; /* times the smaller sum of a row's two tiles: below the larger one, they are too far from each other */
 };
 
 /* Both tiles of a pair become candidates: their kind, and their rows' masses, a lane one of them. Bytes of other tiles
  * were zeroed before. */
-__device__ __forceinline__ void write_candidates(const float (&sums)[4], const uint32_t (&row_frames)[2],
-                                                 const WarpPlace &my, int number, bool held)
+__device__ __forceinline__ void write_candidates(const float (&sums)[4], const float (&top)[2], const WarpPlace &my,
+                                                 int number, bool held)
 {
     const int lane = threadIdx.x & 31, tile = lane & 1, h = lane >> 1 & 1;
     const int64_t at = (my.unit.local * APA_CUDA_UNIT_GROUPS + my.first_row / 16) * my.job.tiles + 2 * number;
     const float sum = h == 0 ? (tile == 0 ? sums[0] : sums[1]) : (tile == 0 ? sums[2] : sums[3]);
-    const uint32_t frames = h == 0 ? row_frames[0] : row_frames[1];
-    const float frame = tile == 0 ? low_half(frames) : high_half(frames);
+    const float frame = h == 0 ? top[0] : top[1];
     if (2 * number + tile >= my.job.tiles)
         return;
     my.job.mass[(at + tile) * 16 + h * 8 + (lane >> 2)] =
@@ -131,53 +152,80 @@ __device__ __forceinline__ void write_candidates(const float (&sums)[4], const u
 
 /* P·V of pair number i of the walk is there: masses, verdicts, sums. */
 template <int D>
-__device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4],
-                                        const uint32_t (&frames)[2], bool separate, const float (&weight)[2],
-                                        float v_scale, const WarpPlace &my, int i)
+__device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
+                                        const WarpPlace &my, int i)
 {
     float most[2], both[2];
-    bool above = false;
+    bool above = false, apart = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float first = acc[D / 8][2 * h] * weight[h], second = acc[D / 8][2 * h + 1] * weight[h];
-        if (separate) {
-            first = acc[D / 8][2 * h] * weight_of(low_half(frames[h]), rows.frame[h]);
-            second = acc[D / 8][2 * h + 1] * weight_of(high_half(frames[h]), rows.frame[h]);
-        }
+        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
         both[h] = first + second;
         most[h] = fmaxf(first, second);
         rows.lambda[h] += both[h];
         above = above || most[h] > my.job.eps * rows.lambda[h];
+        apart = apart || fminf(first, second) * pair.apart < most[h];
     }
-    if (__any_sync(0xffffffffu, above) || separate) {
+    if (__builtin_expect(__any_sync(0xffffffffu, above || apart), 0)) {
         const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
         const float held_above = my.job.eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
-        const bool held = separate || __any_sync(0xffffffffu, most[0] > held_above * rows.lambda[0] ||
-                                                                  most[1] > held_above * rows.lambda[1]);
-        write_candidates(acc[D / 8], frames, my, pair_at(my.pairs, i), held);
+        const bool held = __any_sync(0xffffffffu, apart || most[0] > held_above * rows.lambda[0] ||
+                                                      most[1] > held_above * rows.lambda[1]);
+        write_candidates(acc[D / 8], pair.top, my, pair_at(my.pairs, i), held);
         if (held) {
             rows.held[0] += both[0];
             rows.held[1] += both[1];
             return;
         }
     }
-    add_pair<D>(rows, acc, weight, v_scale);
+    add_pair<D>(rows, acc, pair.weight, pair.v_scale);
 }
 
-/* Scores of pair number i of the walk → codes, and the rows' larger frames. */
-template <int D>
-__device__ __forceinline__ void soften_step(PairState<D> &pair, float (&top)[2], const PairMeta &meta,
-                                            const float (&q_unit)[2], const WarpPlace &my, int i)
+/* Whether the warp has to look at each key of pair `number`. */
+__device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &meta, int number)
 {
-    const int key = pair_at(my.pairs, i) * PAIR_KEYS;
-    if (my.view.every_first > key || my.view.every_end < key + PAIR_KEYS ||
-        (meta.poisoned[0] | meta.poisoned[1]) != 0) {
-        ThreadRows<1> seen;
-        warp_rows<1>(my.job, my.unit, my.first_row, seen);
-        mask_pair(pair.s, seen, key, meta.poisoned);
-    }
+    return static_cast<uint32_t>(number - my.whole.first) >= static_cast<uint32_t>(my.whole.end - my.whole.first) ||
+           (meta.poisoned[0] | meta.poisoned[1]) != 0;
+}
+
+/* Scores → codes and frames. */
+__device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
+                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
+{
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
-    soften_pair<D>(pair, unit, top);
+    pair.apart = APART;
+    if (__builtin_expect(partial, 0)) {
+        ThreadRows<1> seen;
+        const int key = number * PAIR_KEYS;
+        load_rows(seen, my.row_table);
+        mask_pair(s, seen, key, meta.poisoned);
+        /* a row that sees nothing of a tile has no sum of it */
+        const int middle = key + APA_CUDA_TILE, first = max(seen.first[0], seen.first[1]),
+                  end = min(seen.end[0], seen.end[1]);
+        if (first >= middle || end <= middle || (meta.poisoned[0] | meta.poisoned[1]) != 0)
+            pair.apart = CUDART_INF_F;
+    }
+    soften_pair(s, unit, pair.top);
+}
+
+/* Scores of the first pair of the walk → codes. */
+template <int D>
+__device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const uint32_t (&q)[D / 32][4],
+                                          const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
+{
+    const int number = pair_at(my.pairs, 0);
+    products_fence();
+    issue_pair_scores<D>(pair.s, q, stage);
+    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
+    products_wait<0>();
+    pin(pair.s);
+    soften_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
+#pragma unroll
+    for (int k = 0; k <= D / 8; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            pair.acc[k][j] = 0.0f; /* there is nothing to take in before the first */
+    return meta;
 }
 
 template <int D>
@@ -189,45 +237,54 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         return;
     Cursor<D> here(shared), ahead(shared);
     PairState<D> pair;
-    float top[2];
-    barrier_wait(here.full(), here.phase);
-    products_fence();
-    issue_pair_scores<D>(pair.s, q, here.stage());
-    PairMeta meta = load_meta(here.stage() + Pair<D>::META_AT);
-    products_wait<0>();
-    pin(pair.s);
-    soften_step<D>(pair, top, meta, q_unit, my, 0);
-    pack_pair(pair.s, pair.p);
-    for (int i = 0; i < n; i++) {
-        const bool more = i + 1 < n;
-        const float v_scale = meta.v_scale;
-        const uint32_t frames[2] = {pair.frames[0], pair.frames[1]};
-        const bool separate = pair.separate;
-        if (more) { /* the last step multiplies its own keys once more, for nothing */
-            ahead.advance();
-            barrier_wait(ahead.full(), ahead.phase);
-        }
+    PairAhead next, last = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, CUDART_INF_F};
+    barrier_wait(here.full, here.phase);
+    PairMeta meta = begin<D>(pair, next, q, q_unit, here.stage, my);
+    if (n > 1)
+        ahead.advance();
+    bool ready = false;
+    const int group = threadIdx.x / 128;
+    if (group == 1)
+        named_barrier_arrive(TURN, COLD_GROUPS * 128);
+    for (int i = 0; i < n; i++) { /* the last step multiplies its own keys once more, for nothing */
+        next.v_scale = meta.v_scale;
+        pack_pair(pair.s, pair.p);
+        if (!ready)
+            barrier_wait(ahead.full, ahead.phase);
+        named_barrier(TURN + group, COLD_GROUPS * 128);
         pin(pair.s);
         pin(pair.p);
+        products_fence();
+        issue_pair_scores<D>(pair.s, q, ahead.stage);
+        meta = load_meta(ahead.stage + Pair<D>::META_AT);
+        take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
         products_fence();
-        issue_pair_scores<D>(pair.s, q, ahead.stage());
-        issue_pair_values<D>(pair.acc, pair.p, here.stage());
-        meta = load_meta(ahead.stage() + Pair<D>::META_AT);
-        meet_frames<D>(rows, top);
-        const float weight[2] = {weight_of(top[0], rows.frame[0]), weight_of(top[1], rows.frame[1])};
+        issue_pair_values<D>(pair.acc, pair.p, here.stage);
+        if (group == 0 || i + 1 < n)
+            named_barrier_arrive(TURN + 1 - group, COLD_GROUPS * 128);
+        meet_frames<D>(rows, next.top);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            next.weight[h] = weight_of(next.top[h], rows.frame[h]);
+        last = next;
+        const uint32_t release = here.empty();
+        here = ahead;
+        if (i + 2 < n)
+            ahead.advance();
+        const int number = pair_at(my.pairs, i + 1);
+        const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.s);
-        soften_step<D>(pair, top, meta, q_unit, my, more ? i + 1 : i);
+        soften_step(pair.s, next, q_unit, meta, partial, my, number);
+        ready = barrier_test(ahead.full, ahead.phase);
         products_wait<0>();
         pin(pair.acc);
-        take_in<D>(rows, pair.acc, frames, separate, weight, v_scale, my, i);
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
-            barrier_arrive(here.empty());
-        here.advance();
-        pack_pair(pair.s, pair.p);
+            barrier_arrive(release);
     }
+    take_in<D>(rows, pair.acc, last, my, n - 1);
 }
 
 /* One thread keeps the ring full. */
@@ -239,9 +296,9 @@ __device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, i
     for (int i = 0; i < pairs.end - pairs.first; i++, at.advance()) {
         const uint8_t *from = blobs + static_cast<int64_t>(pair_at(pairs, i)) * Pair<D>::BYTES;
         barrier_wait(at.empty(), at.phase ^ 1);
-        barrier_expect(at.full(), Pair<D>::BYTES);
-        copy_bulk(at.stage(), from, Pair<D>::META, at.full());
-        copy_bulk(at.stage() + Pair<D>::META_AT, from + Pair<D>::META, 64, at.full());
+        barrier_expect(at.full, Pair<D>::BYTES);
+        copy_bulk(at.stage, from, Pair<D>::META, at.full);
+        copy_bulk(at.stage + Pair<D>::META_AT, from + Pair<D>::META, 64, at.full);
     }
 }
 
@@ -253,10 +310,15 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = ColdShape<D>;
+    chain_go();
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
+    if (apa_cuda_is_early(&job, place.row, COLD_ROWS)) {
+        chain_wait();
+        return;
+    }
     const PairRange pairs = block_pairs(job, place);
     for (int i = 0; i < S::STAGES; i++)
         if (threadIdx.x < 64)
@@ -270,6 +332,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     }
     fence_for_async();
     __syncthreads();
+    chain_wait();
     if (warp >= 4 * COLD_GROUPS) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * COLD_GROUPS)
@@ -280,13 +343,17 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = unit.number < job.units && unit.local < job.unit_count;
-    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, {}, pairs};
+    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}};
     {
         ThreadRows<1> seen;
-        my.view = warp_rows<1>(job, unit, my.first_row, seen);
+        const WarpView view = warp_rows<1>(job, unit, my.first_row, seen);
+        store_rows(my.row_table, seen);
+        __syncwarp();
+        if (there) {
+            my.whole.first = (view.every_first + PAIR_KEYS - 1) / PAIR_KEYS;
+            my.whole.end = max(my.whole.first, view.every_end / PAIR_KEYS);
+        }
     }
-    if (!there)
-        my.view.every_first = 0x7fffffff; /* so that everything is masked */
     ColdRows<D> rows;
     uint32_t q[D / 32][4] = {};
     float q_unit[2] = {0.0f, 0.0f};
@@ -319,16 +386,12 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     using S = ColdShape<D>;
-    cudaError_t error =
+    const cudaError_t error =
         cudaFuncSetAttribute(wgmma_cold_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    if (error == cudaSuccess)
-        error = cudaMemsetAsync(job->candidate, 0,
-                                static_cast<size_t>(job->unit_count) * APA_CUDA_UNIT_GROUPS * job->tiles, stream);
-    if (error != cudaSuccess)
-        return error;
-    wgmma_cold_kernel<D>
-        <<<static_cast<unsigned>(apa_wgmma_cold_blocks(job) * job->splits), S::THREADS, S::SHARED, stream>>>(*job);
-    return cudaGetLastError();
+    return error != cudaSuccess
+               ? error
+               : launch_chained(job->chained, wgmma_cold_kernel<D>, apa_wgmma_cold_blocks(job) * job->splits,
+                                S::THREADS, S::SHARED, stream, *job);
 }
 
 extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)

@@ -11,6 +11,7 @@
  * The two take turns at issuing, so that one's exponentials run under the other's products: the pipeline of
  * FlashAttention-3 (Shah et al., arXiv 2407.08608). Frames are those of cuda/warp_mma/tile_16.cuh: they lie under the
  * maximum and move by leaps, so the multiplication of o is rare. Row sums are of the FP32 probabilities. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_16.cuh"
 
@@ -311,11 +312,16 @@ static __global__ void __launch_bounds__(ExactShape<D>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = ExactShape<D>;
+    chain_go();
     extern __shared__ uint8_t shared[];
     __shared__ WarpView views[8];
     const ExactMemory<D> memory = {(shared_address(shared) + 1023) & ~1023u};
     const int warp = threadIdx.x / 32;
-    const Unit unit = unit_of(job, blockIdx.x, job.splits);
+    const Unit unit = job.early_only != 0 ? early_unit_of(job, blockIdx.x) : unit_of(job, blockIdx.x, job.splits);
+    if (unit.number < 0) {
+        chain_wait();
+        return;
+    }
     const int b = unit.head / job.Hkv, h = unit.head % job.Hkv;
     const TileRange tiles = tile_range(job, unit, job.splits);
     constexpr int PER_STEP = S::KEYS / APA_CUDA_TILE;
@@ -363,6 +369,8 @@ static __global__ void __launch_bounds__(ExactShape<D>::THREADS, 1)
         else
             store_result<D, 1>(state, job, unit, b, warp * 16);
     }
+    chain_wait(); /* at the end: it reads inputs alone, and what it writes no other kernel of an adaptive call touches
+                   */
 #endif
 }
 
@@ -373,9 +381,11 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, const apa
         cudaFuncSetAttribute(wgmma_exact_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
     if (error != cudaSuccess)
         return error;
-    wgmma_exact_kernel<D, BF16>
-        <<<static_cast<unsigned>(job->unit_count * job->splits), S::THREADS, S::SHARED, stream>>>(*job, *maps);
-    return cudaGetLastError();
+    const int64_t blocks = job->early_only != 0 ? apa_cuda_early_items(job) : job->unit_count * job->splits;
+    if (blocks == 0)
+        return cudaSuccess;
+    return launch_chained(job->chained, wgmma_exact_kernel<D, BF16>, blocks, S::THREADS, S::SHARED, stream, *job,
+                          *maps);
 }
 
 extern "C" int64_t apa_wgmma_exact_keys(int64_t D)
@@ -386,8 +396,6 @@ extern "C" int64_t apa_wgmma_exact_keys(int64_t D)
 extern "C" int apa_wgmma_launch_exact(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream_pointer)
 {
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
-    if (job->unit_count == 0)
-        return cudaSuccess;
     switch (job->D) {
     case 64:
         return job->bf16 ? launch<64, true>(job, maps, stream) : launch<64, false>(job, maps, stream);

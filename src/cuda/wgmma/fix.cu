@@ -4,6 +4,7 @@
  * that holds the tile goes through the same products and the same rounding as in pass 1, so its codes of P are the same
  * bits; those of the other tile are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one
  * pair's E4M3 sum behind. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
@@ -57,17 +58,12 @@ __device__ __forceinline__ void load_cold(ColdRows<D> &rows, const apa_cuda_job 
     }
 }
 
-/* One tile of the pair at `stage`, for the warps that want it. */
+/* Scores of the pair at `stage` that the warp's rows see. */
 template <int D>
-__device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
-                                        const apa_cuda_job &job, const Unit &unit, const WarpView &view, uint32_t stage,
-                                        int warp)
+__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4],
+                                             const apa_cuda_job &job, const Unit &unit, const WarpView &view,
+                                             uint32_t stage, int number, const PairMeta &meta, int warp)
 {
-    uint32_t entry[4];
-    load_shared_16(entry, stage + FixShape<D>::ENTRY_AT);
-    const int tile = static_cast<int>(entry[0] & 1), number = static_cast<int>(entry[0] / 2);
-    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
-    PairState<D> pair;
     products_fence();
     issue_pair_scores<D>(pair.s, q, stage);
     products_wait<0>();
@@ -78,9 +74,29 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
         warp_rows<1>(job, unit, warp * 16, seen);
         mask_pair(pair.s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-    const float unit_of[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
+}
+
+/* One tile of the pair at `stage`, for the warps that want it. What is taken out was added in the frame of the pair;
+ * what is added has its own. */
+template <int D>
+__device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
+                                        const apa_cuda_job &job, const Unit &unit, const WarpView &view, uint32_t stage,
+                                        int warp)
+{
+    uint32_t entry[4];
+    load_shared_16(entry, stage + FixShape<D>::ENTRY_AT);
+    const int tile = static_cast<int>(entry[0] & 1), number = static_cast<int>(entry[0] / 2);
+    const bool take_out = (entry[1] >> (8 + warp) & 1) != 0;
+    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
+    PairState<D> pair;
+    scores_again<D>(pair, q, job, unit, view, stage, number, meta, warp);
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        if (!take_out && n / 16 != tile)
+            pair.s[n] = MINUS_INF_2;
     float top[2];
-    soften_pair<D>(pair, unit_of, top);
+    const float unit_of[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
+    soften_pair(pair.s, unit_of, top);
     pack_pair(pair.s, pair.p);
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -94,12 +110,11 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
     pin(pair.acc);
     if ((entry[1] >> warp & 1) == 0)
         return;
-    const float sign = (entry[1] >> (8 + warp) & 1) != 0 ? -1.0f : 1.0f;
     meet_frames<D>(rows, top);
     float weight[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        weight[h] = sign * weight_of(tile == 0 ? low_half(pair.frames[h]) : high_half(pair.frames[h]), rows.frame[h]);
+        weight[h] = (take_out ? -1.0f : 1.0f) * weight_of(top[h], rows.frame[h]);
         rows.lambda[h] += (tile == 0 ? pair.acc[D / 8][2 * h] : pair.acc[D / 8][2 * h + 1]) * weight[h];
     }
     add_pair<D>(rows, pair.acc, weight, meta.v_scale); /* there is one tile alone in the sums */
@@ -113,6 +128,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = FixShape<D>;
+    chain_go();
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -122,6 +138,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
+    chain_wait();
     const int count = job.list_count[unit.local * 2 + 1], part = (count + job.splits - 1) / job.splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);
     if (first == end)
@@ -176,10 +193,9 @@ template <int D> static int launch(const apa_cuda_job *job, cudaStream_t stream)
     using S = FixShape<D>;
     const cudaError_t error =
         cudaFuncSetAttribute(wgmma_fix_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    if (error != cudaSuccess)
-        return error;
-    wgmma_fix_kernel<D><<<static_cast<unsigned>(job->unit_count * job->splits), S::THREADS, S::SHARED, stream>>>(*job);
-    return cudaGetLastError();
+    return error != cudaSuccess ? error
+                                : launch_chained(job->chained, wgmma_fix_kernel<D>, job->unit_count * job->splits,
+                                                 S::THREADS, S::SHARED, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_fix(const apa_cuda_job *job, void *stream_pointer)

@@ -70,6 +70,20 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
+/* Shared memory to global memory, 16-byte pieces; what threads wrote to it needs fence_for_async() and a barrier. */
+__device__ __forceinline__ void copy_bulk_out(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* The shared memory that this thread's copies read may go. */
+__device__ __forceinline__ void copy_bulk_out_wait()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* ---- descriptors ---- */
 
 constexpr uint64_t SWIZZLE_128 = 1ull << 62;

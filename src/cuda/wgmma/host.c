@@ -3,6 +3,7 @@
 #include "cuda/arena.h"
 #include "cuda/engine.h"
 #include "cuda/enqueue.h"
+#include "cuda/order.h"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/maps.h"
 #include "recipe/defaults.h"
@@ -16,6 +17,13 @@
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define MOST_HOT_SPLITS 8
 #define EPS_PART (2.0 / 3.0) /* of the default ε: holds a real head's error under 5·10⁻³ (docs/cuda-wgmma.md) */
+/* A row of n tiles with even shares has them all hot while 1/n > ε, and a group soon after: at n·ε = 1.0 … 1.25 (1.25 …
+ * 1.5) .9 (.35) of its tiles on normal noise, .3 (.15) on topics, .1 on a real head. A unit whose rows all see fewer
+ * than that many tiles goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
+#define EARLY_SHARES 1.0
+#define EARLY_SHARES_64 1.5
+#define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
+#define LEAST_SAMPLE 128
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -25,8 +33,24 @@ static apa_status refuse(apa_context *context, const char *what, const char *fou
     return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, which the cuda:wgmma engine does not take", what, found);
 }
 
-/* What the E4M3 kernels do, where the recipe leaves it open, for Skv keys. */
-static void prefer(apa_recipe *recipe, int64_t Skv)
+/* Tiles up to which a group is hot throughout. */
+static int32_t early_tiles(double eps, int64_t D)
+{
+    const double tiles = (D == 64 ? EARLY_SHARES_64 : EARLY_SHARES) / eps;
+    return eps > 0.0 && eps < 1.0 ? (int32_t)fmin(tiles, INT32_MAX) : 0;
+}
+
+/* K's mean from a part of the keys, as long as that is LEAST_SAMPLE tiles. */
+static int32_t sample_stride(int64_t tiles)
+{
+    int32_t stride = 1;
+    while (stride < MOST_STRIDE && tiles / (2 * stride) >= LEAST_SAMPLE)
+        stride *= 2;
+    return stride;
+}
+
+/* What the E4M3 kernels do, where the recipe leaves it open, for Skv keys of D channels. */
+static void prefer(apa_recipe *recipe, int64_t Skv, int64_t D)
 {
     if (recipe->cold_format == APA_COLD_FORMAT_AUTO && recipe->qk_format == APA_QK_FORMAT_AUTO &&
         recipe->pv_format == APA_PV_FORMAT_AUTO)
@@ -45,6 +69,10 @@ static void prefer(apa_recipe *recipe, int64_t Skv)
         recipe->pow2_scales = APA_TOGGLE_ON;
     if (isnan(recipe->eps))
         recipe->eps = EPS_PART * apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, Skv, recipe->tile);
+    if (recipe->smooth_k_stride == 0)
+        recipe->smooth_k_stride = sample_stride((Skv + recipe->tile - 1) / recipe->tile);
+    if (recipe->early_tiles < 0)
+        recipe->early_tiles = early_tiles(recipe->eps, D);
 }
 
 static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, const char *knob)
@@ -87,13 +115,14 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
     plain.p_scale = APA_P_SCALE_ROW_TILE;
     plain.p_map = APA_P_MAP_EXP;
     plain.pow2_scales = APA_TOGGLE_OFF;
+    plain.smooth_k_stride = 1;
     return apa_recipe_beyond_walk(&plain, &knob) ? refuse_knob(context, recipe, knob) : APA_STATUS_OK;
 }
 
 static apa_status resolve_cold(apa_context *context, apa_call *call)
 {
     char found[32];
-    prefer(&call->recipe, call->Skv);
+    prefer(&call->recipe, call->Skv, call->D);
     apa_recipe_fill_auto(&call->recipe, call->Sq, call->Skv, call->D);
     if (call->recipe.skip == APA_TOGGLE_AUTO)
         call->recipe.skip = APA_TOGGLE_OFF;
@@ -129,11 +158,48 @@ static apa_status resolve(apa_context *context, apa_call *call)
     return objection != NULL ? refuse(context, "v", objection) : APA_STATUS_OK;
 }
 
+/* ------------------------------------------------------------------------------- rows that see few tiles */
+
+/* Keys of a window that is this wide lie in at most tiles_of_window() tiles, wherever it begins. */
+static int64_t tiles_of_window(int64_t keys)
+{
+    return keys <= 0 ? 0 : (keys + APA_CUDA_TILE - 2) / APA_CUDA_TILE + 1;
+}
+
+/* Positions 0 … n - 1 see at most early_tiles tiles, as far as it follows from the last key that they see, or from the
+ * window's width. n may be less than there are: others are judged group by group. */
+static int64_t early_positions(const apa_cuda_job *job)
+{
+    const int64_t keys = (int64_t)job->early_tiles * APA_CUDA_TILE, far = INT64_C(1) << 60;
+    if (keys == 0)
+        return 0;
+    const bool window = job->first_offset > -far && job->end_offset < far;
+    if (job->Skv <= keys || (window && tiles_of_window(job->end_offset - job->first_offset) <= job->early_tiles))
+        return job->Sq;
+    const int64_t n = keys - job->end_offset + 1; /* position p sees keys up to p + end_offset - 1 */
+    return n < 0 ? 0 : n > job->Sq ? job->Sq : n;
+}
+
+/* Is every tile hot, whatever the data? */
+static bool all_exact(const apa_call *call)
+{
+    apa_cuda_job job;
+    if (apa_cuda_all_hot(&call->recipe))
+        return true;
+    apa_cuda_describe(call, &job);
+    return early_positions(&job) == job.Sq;
+}
+
+/* The same, but a caller who keeps prepared keys wants them made. */
+static bool all_exact_of(const apa_call *call, const apa_cuda_kept *kept)
+{
+    return kept->room > 0 ? apa_cuda_all_hot(&call->recipe) : all_exact(call);
+}
+
 static void kernel_name(const apa_context *context, const apa_call *call, char *name, size_t size)
 {
     (void)context;
-    snprintf(name, size, "%s%s wgmma on sm_90a", apa_cuda_all_hot(&call->recipe) ? "" : "e4m3+",
-             apa_dtype_name(call->q.dtype));
+    snprintf(name, size, "%s%s wgmma on sm_90a", all_exact(call) ? "" : "e4m3+", apa_dtype_name(call->q.dtype));
 }
 
 /* ------------------------------------------------------------------------------- the job */
@@ -175,7 +241,6 @@ static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
     const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
     job->q_codes = apa_cuda_take(at, rows * D, 1);
-    job->q16 = apa_cuda_take(at, rows * D, 2);
     job->q_scale = apa_cuda_take(at, rows, sizeof(float));
     job->shift = apa_cuda_take(at, rows, sizeof(float));
     job->all_hot = apa_cuda_take(at, groups, 1);
@@ -200,9 +265,8 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
     job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
     if (all_hot)
         return;
-    job->tile_sum =
-        apa_cuda_take(at, job->smooth ? (int64_t)job->B * job->Hkv * apa_wgmma_sum_parts(job->tiles) * (job->D + 1) : 0,
-                      sizeof(double));
+    job->tile_sum = apa_cuda_take(
+        at, job->smooth ? (int64_t)job->B * job->Hkv * apa_wgmma_sum_parts(job) * (job->D + 1) : 0, sizeof(double));
     lay_out_kept(job, kept);
     lay_out_units(job, units, at);
 }
@@ -233,10 +297,11 @@ static int64_t batch_length(const apa_cuda_job *job, int64_t batch)
 static int64_t make_job(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept,
                         apa_cuda_arena *at, apa_cuda_job *job)
 {
-    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    const bool all_hot = all_exact_of(call, kept);
     apa_cuda_arena own = {kept->memory, 0};
     apa_cuda_describe(call, job);
     apa_cuda_keep(kept, 2, job);
+    job->early_prefix = all_hot ? 0 : (int32_t)early_positions(job) * (job->packing_rows ? job->G : 1);
     cut(call, target, job);
     const int64_t batch = batch_units(job, all_hot);
     /* pass 1 orders the blocks of any batch, the exact kernel those of all units */
@@ -287,27 +352,47 @@ static int run_exact(apa_cuda_job *job, int64_t batch, const apa_cuda_place *pla
         error = (int)cudaEventRecord(place->prep_done, place->stream);
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
         job->unit_count = batch_length(job, batch);
+        job->chained = 0;
         error = apa_wgmma_launch_exact(job, &maps, place->stream);
+        job->chained = 1;
         if (error == 0 && job->splits > 1)
             error = apa_cuda_launch_finish(job, 0, place->stream);
     }
     return error;
 }
 
+/* Units of rows that see few tiles, all of the call at once. */
+static int run_early(const apa_cuda_job *job, const apa_wgmma_maps *maps, const apa_cuda_place *place)
+{
+    apa_cuda_job early = *job;
+    early.early_only = 1;
+    early.splits = 1;
+    return apa_wgmma_launch_exact(&early, maps, place->stream);
+}
+
 static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
 {
     const int64_t units = all_units(job);
-    apa_wgmma_maps maps;
+    apa_wgmma_maps maps, early_maps;
     int error = apa_wgmma_make_maps(job, APA_CUDA_TILE, &maps);
+    if (error == 0 && apa_cuda_early_items(job) > 0)
+        error = apa_wgmma_make_maps(job, (uint32_t)apa_wgmma_exact_keys(job->D), &early_maps);
     if (error == 0)
         error = apa_wgmma_launch_prep_keys(job, place->stream);
+    job->chained = (job->tiles + 1) / 2 > job->first_tile / 2 || (job->smooth && !job->mean_given); /* keys: a kernel */
     for (job->unit_first = 0; error == 0 && job->unit_first < units; job->unit_first += job->unit_count) {
         job->unit_count = batch_length(job, batch);
         error = apa_wgmma_launch_prep_queries(job, place->stream);
-        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL)
+        job->chained = 1;
+        if (error == 0 && job->unit_first == 0 && place->prep_done != NULL) {
             error = cudaEventRecord(place->prep_done, place->stream);
+            job->chained = 0;
+        }
         if (error == 0)
             error = apa_wgmma_launch_cold(job, place->stream);
+        job->chained = 1;
+        if (error == 0 && job->unit_first == 0 && apa_cuda_early_items(job) > 0)
+            error = run_early(job, &early_maps, place); /* fills the end of pass 1 */
         if (error == 0)
             error = apa_cuda_launch_judge(job, place->stream);
         if (error == 0) /* without verdicts, too: tiles that need frames of their own were held back */
@@ -323,7 +408,7 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
 apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                              const apa_cuda_place *place)
 {
-    const bool all_hot = apa_cuda_all_hot(&call->recipe);
+    const bool all_hot = all_exact_of(call, &place->kept);
     apa_cuda_arena at = {place->workspace, 0};
     apa_cuda_job job;
     if (is_empty(call)) {

@@ -11,6 +11,7 @@
  * A warp whose group a tile is not hot for sees -inf there. The pipeline is that of exact.cu. Tiles with values that
  * are not finite are hot for every group that sees them: their values are cleared in shared memory, and what was there
  * is added to the rows that see it. Partial states go to the buffers that finish.cu adds up. */
+#include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_16.cuh"
 
@@ -352,6 +353,7 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, 2)
 {
 #ifdef APA_CUDA_BULK
     using S = HotShape<D>;
+    chain_go();
     extern __shared__ __align__(1024) uint8_t shared[];
     const HotRing<D> ring = {shared_address(shared)};
     const int warp = threadIdx.x / 32, half = static_cast<int>(blockIdx.x & 1);
@@ -361,8 +363,6 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, 2)
     unit.index = unit.local + job.unit_first;
     unit.head = static_cast<int>(unit.index / job.units);
     unit.number = static_cast<int>(unit.index % job.units);
-    const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
-    const int first = min(count, unit.split * part), end = min(count, first + part);
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::SLOTS; i++) {
             barrier_init(ring.full(i), 1);
@@ -370,7 +370,14 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, 2)
         }
         barrier_init_fence();
     }
-    if (warp < 4 && first < end) {
+    chain_wait();
+    if (is_early(job, unit))
+        return;
+    const int count = job.list_count[unit.local * 2], part = (count + job.hot_splits - 1) / job.hot_splits;
+    const int first = min(count, unit.split * part), end = min(count, first + part);
+    if (first == end)
+        return; /* finish.cu leaves the part out */
+    if (warp < 4) {
         load_query_rows<D>(ring.base, job, unit, unit.head / job.Hkv, half * WARPGROUP_ROWS);
         fence_for_async();
     }
@@ -400,11 +407,10 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, const apa
     using S = HotShape<D>;
     const cudaError_t error =
         cudaFuncSetAttribute(wgmma_hot_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    if (error != cudaSuccess)
-        return error;
-    wgmma_hot_kernel<D, BF16>
-        <<<static_cast<unsigned>(job->unit_count * job->hot_splits * 2), S::THREADS, S::SHARED, stream>>>(*job, *maps);
-    return cudaGetLastError();
+    return error != cudaSuccess
+               ? error
+               : launch_chained(job->chained, wgmma_hot_kernel<D, BF16>, job->unit_count * job->hot_splits * 2,
+                                S::THREADS, S::SHARED, stream, *job, *maps);
 }
 
 extern "C" int apa_wgmma_launch_hot(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream_pointer)

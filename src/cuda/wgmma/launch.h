@@ -24,7 +24,7 @@ int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job);
 
 /* Bytes of a pair of tiles in E4M3, and parts in which the keys are summed for their mean. */
 int64_t apa_wgmma_pair_bytes(int64_t D);
-int64_t apa_wgmma_sum_parts(int64_t tiles);
+int64_t apa_wgmma_sum_parts(const apa_cuda_job *job);
 
 /* Launchers: put work on `stream` and return; 0 or a cudaError_t. */
 int apa_wgmma_launch_exact(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream);

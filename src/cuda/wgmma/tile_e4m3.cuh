@@ -17,8 +17,9 @@
  * its logarithm is not: hence the 1.04 = 2^(.455 / 8), P_RANGE / 256). One FP16 fused multiply-add gives 1024 + code,
  * whose unit in the last place is 1: the rounding and the integer in one. No exponential is taken.
  *
- * n is common to a pair where the tiles' own frames are within SEPARATE of each other; else each has its own, and pass
- * 1 holds both tiles back: fix.cu adds them one by one. */
+ * n is common to a pair in pass 1. A code has 15 octaves, so that a tile far below its neighbour would lose its small
+ * probabilities: where the sums of some row are more than APART from each other, pass 1 holds both tiles back, and
+ * fix.cu adds them one by one, each in its own frame. */
 #ifndef APA_CUDA_WGMMA_TILE_E4M3_CUH
 #define APA_CUDA_WGMMA_TILE_E4M3_CUH
 
@@ -31,8 +32,8 @@ constexpr float P_RANGE = 266.29388f; /* 256·2^(.455 / 8) */
 constexpr float LOG2_P_RANGE = 8.056875f;
 constexpr float CODES_PER_OCTAVE = 8.0f;
 constexpr float SCORE_LIMIT = 1900.0f; /* log2 units: beyond it 8·n is not exact in FP16 */
-constexpr float SEPARATE = 8.0f;       /* octaves; P has 14 of normal numbers */
-constexpr float PAIR_SLACK = 8.0f;     /* a row's frame moves for a pair that is this much above it */
+constexpr float APART = 512.0f;        /* of two sums: 9 octaves */
+constexpr float PAIR_SLACK = 40.0f;    /* a row's frame moves for a pair that is this much above it; sums are FP32 */
 constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
 
 /* How a pair stands in memory. */
@@ -75,8 +76,6 @@ template <int D> struct PairState {
     uint32_t s[32];          /* scores, then 1024 + codes: [2·block + h] two keys each */
     uint32_t p[4][4];        /* codes as A operands */
     float acc[D / 8 + 1][4]; /* P·V, the last block the row sums: [2h + tile] */
-    uint32_t frames[2];      /* [h]: integers in FP16, of the first tile in the low half */
-    bool separate;           /* the same for all lanes of a warp */
 };
 
 template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t address)
@@ -137,69 +136,46 @@ __device__ __forceinline__ void mask_pair(uint32_t (&s)[32], const ThreadRows<1>
 {
     const int key = first_key + (threadIdx.x & 3) * 2;
 #pragma unroll
-    for (int n = 0; n < 16; n++)
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int at = key + n * 8;
-            const bool away = poisoned[n / 8] != 0;
-            uint32_t &x = s[2 * n + h];
-            if (away || at < rows.first[h] || at >= rows.end[h])
-                x = (x & 0xffff0000u) | (MINUS_INF_2 & 0xffffu);
-            if (away || at + 1 < rows.first[h] || at + 1 >= rows.end[h])
-                x = (x & 0xffffu) | (MINUS_INF_2 & 0xffff0000u);
+        for (int n = 0; n < 16; n++) {
+            /* of the two keys of a register; a tile with such values has none that are seen */
+            const int first = rows.first[h] - (key + n * 8),
+                      end = poisoned[n / 8] != 0 ? -1 : rows.end[h] - (key + n * 8);
+            const uint32_t low = first <= 0 && end > 0 ? 0xffffu : 0u, high = first <= 1 && end > 1 ? 0xffff0000u : 0u;
+            s[2 * n + h] = (s[2 * n + h] & (low | high)) | (MINUS_INF_2 & ~(low | high));
         }
 }
 
-/* Largest of the scores of one row and tile that a lane holds. */
-__device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int tile, int h)
+/* Largest of the scores of one row of the pair that a lane holds, in each half. */
+__device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
 {
     uint32_t top[4];
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        top[n] = max_2(s[16 * tile + 4 * n + h], s[16 * tile + 4 * n + 2 + h]);
+        top[n] = max_2(max_2(s[8 * n + h], s[8 * n + 2 + h]), max_2(s[8 * n + 4 + h], s[8 * n + 6 + h]));
     return max_2(max_2(top[0], top[1]), max_2(top[2], top[3]));
 }
 
-/* Scores → 1024 + codes, and the frames they are against. unit[h]: what a score has to be multiplied by for 8·log2.
- * A frame is the largest score rounded to an integer, so a code is at most 124. top[h]: the larger frame of a row, -inf
- * where it sees nothing. */
-template <int D>
-__device__ __forceinline__ void soften_pair(PairState<D> &pair, const float (&unit)[2], float (&top)[2])
+/* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer, so that a
+ * code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it (prep.cu). top[h]: the
+ * frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes them no numbers, which
+ * lose against 1024). */
+__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float (&top)[2])
 {
-    float frame[2][2];
-    bool separate = false;
+    const uint32_t first = top_of(s, 0), second = top_of(s, 1);
+    uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+    both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
+    both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
+    top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), ROUNDER) - ROUNDER;
+    top[1] = fmaf(high_half(both), unit[1] * (1.0f / CODES_PER_OCTAVE), ROUNDER) - ROUNDER;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint32_t first = top_of(pair.s, 0, h), second = top_of(pair.s, 1, h);
-        uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
-        both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
-        both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
-        const float octaves = unit[h] * (1.0f / CODES_PER_OCTAVE);
-        frame[h][0] = fmaf(low_half(both), octaves, ROUNDER) - ROUNDER;
-        frame[h][1] = fmaf(high_half(both), octaves, ROUNDER) - ROUNDER;
-        top[h] = fmaxf(frame[h][0], frame[h][1]);
-        /* (-inf) - (-inf) is no number, so false */
-        const float apart = fabsf(frame[h][0] - frame[h][1]);
-        separate = separate || (apart > SEPARATE && apart < CUDART_INF_F);
-    }
-    pair.separate = __any_sync(0xffffffffu, separate);
+        const float offset = fmaf(-CODES_PER_OCTAVE, top[h], 1024.0f + 120.0f);
+        const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit[h], unit[h]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t unit_2 = pack_16<false>(unit[h], unit[h]);
-        if (!pair.separate)
-            frame[h][0] = frame[h][1] = top[h];
-        pair.frames[h] = pack_16<false>(frame[h][0], frame[h][1]);
-#pragma unroll
-        for (int tile = 0; tile < 2; tile++) {
-            const float offset =
-                frame[h][tile] == -CUDART_INF_F ? 0.0f : fmaf(-CODES_PER_OCTAVE, frame[h][tile], 1024.0f + 120.0f);
-            const uint32_t offset_2 = pack_16<false>(offset, offset);
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                uint32_t &x = pair.s[16 * tile + 2 * n + h];
-                x = max_2(fma_2(x, unit_2, offset_2), 0x64006400u); /* 1024 */
-            }
-        }
+        for (int n = 0; n < 16; n++)
+            s[2 * n + h] = max_2(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
     }
 }
 
@@ -242,7 +218,7 @@ template <int D> __device__ __forceinline__ void meet_frames(ColdRows<D> &rows, 
     }
 }
 
-/* o += weight·P·V of a pair whose tiles have one frame. */
+/* o += weight·P·V of a pair. */
 template <int D>
 __device__ __forceinline__ void add_pair(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const float (&weight)[2],
                                          float v_scale)

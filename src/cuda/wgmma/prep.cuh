@@ -1,0 +1,90 @@
+/* What the kernels of prep share: 16-bit floats eight at a time, rows that are not finite, scales. */
+#ifndef APA_CUDA_WGMMA_PREP_CUH
+#define APA_CUDA_WGMMA_PREP_CUH
+
+#include "cuda/chain.cuh"
+#include "cuda/wgmma/launch.h"
+#include "cuda/wgmma/tile_e4m3.cuh"
+
+#include <float.h>
+
+#ifdef APA_CUDA_BULK
+
+constexpr uint32_t WITHOUT_SIGNS = 0x7fff7fffu;
+
+template <bool BF16> __device__ __forceinline__ constexpr uint32_t largest_finite_2()
+{
+    return BF16 ? 0x7f7f7f7fu : 0x7bff7bffu;
+}
+
+__device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* Largest magnitudes of eight floats, in two columns; bits of a float without its sign rise with it, NaN's last. */
+__device__ __forceinline__ uint32_t magnitudes(const uint4 &x)
+{
+    return max_u16_2(max_u16_2(x.x & WITHOUT_SIGNS, x.y & WITHOUT_SIGNS),
+                     max_u16_2(x.z & WITHOUT_SIGNS, x.w & WITHOUT_SIGNS));
+}
+
+template <bool BF16> __device__ __forceinline__ bool are_finite(uint32_t magnitudes)
+{
+    return max_u16_2(magnitudes, largest_finite_2<BF16>()) == largest_finite_2<BF16>();
+}
+
+template <bool BF16> __device__ __forceinline__ float2 widen_pair(uint32_t x)
+{
+    return make_float2(widen<BF16>(static_cast<uint16_t>(x & 0xffff)), widen<BF16>(static_cast<uint16_t>(x >> 16)));
+}
+
+template <bool BF16> __device__ __forceinline__ void widen_8(const uint4 &x, float (&to)[8])
+{
+    const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 two = widen_pair<BF16>(word[i]);
+        to[2 * i] = two.x;
+        to[2 * i + 1] = two.y;
+    }
+}
+
+/* Is the row finite, of which LANES neighbouring lanes hold a part each? */
+template <int LANES> __device__ __forceinline__ bool row_finite(bool own)
+{
+    constexpr uint32_t mask = LANES == 32 ? 0xffffffffu : (1u << LANES % 32) - 1;
+    return (__ballot_sync(0xffffffffu, own) >> (threadIdx.x & 31 & ~(LANES - 1)) & mask) == mask;
+}
+
+/* Smallest power of two that is >= x; 1 for 0. */
+__device__ __forceinline__ float power_of_two(float x)
+{
+    if (!(x >= FLT_MIN))
+        return x > 0.0f ? FLT_MIN : 1.0f;
+    const uint32_t bits = __float_as_uint(x);
+    return __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
+}
+
+/* The mean in the eight channels from `first` on. */
+__device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
+{
+    const float4 low = *reinterpret_cast<const float4 *>(from), high = *reinterpret_cast<const float4 *>(from + 4);
+    mean[0] = low.x;
+    mean[1] = low.y;
+    mean[2] = low.z;
+    mean[3] = low.w;
+    mean[4] = high.x;
+    mean[5] = high.y;
+    mean[6] = high.z;
+    mean[7] = high.w;
+}
+
+#endif
+
+/* pairs.cu */
+int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
+
+#endif
