@@ -403,7 +403,7 @@ template <typename T, bool SKIP, bool WINDOWED> __device__ __forceinline__ void 
 
         /* the sink tile, then from the last one backwards; backwards alone in the splits that do not hold the sink */
         auto tile_at = [&](int i) { return tiles.first > 0 ? tiles.end - 1 - i : i == 0 ? 0 : tiles.end - i; };
-        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * T::room(job) * T::BYTES;
+        const uint8_t *blobs = job.blob + static_cast<int64_t>(unit.head) * job.held * T::BYTES;
         auto source = [&](int i) {
             if constexpr (WINDOWED)
                 return job.blob + apa_cuda_blob_slot(&job, unit.head, tile_at(done + i)) * T::BYTES;
