@@ -58,10 +58,11 @@ static int check_case(apa_context *context, const window_case *c)
     return failures;
 }
 
-int apa_verify_windowed(apa_context *context)
+int apa_verify_windowed(apa_context *context, int quick)
 {
     int failures = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        failures += check_case(context, &cases[i]);
+        if (!quick || cases[i].Hq * cases[i].Sq <= 300)
+            failures += check_case(context, &cases[i]);
     return failures;
 }
