@@ -17,13 +17,6 @@ template <bool BF16> __device__ __forceinline__ constexpr uint32_t largest_finit
     return BF16 ? 0x7f7f7f7fu : 0x7bff7bffu;
 }
 
-__device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
-{
-    uint32_t r;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
 /* Largest magnitudes of eight floats, in two columns; bits of a float without its sign rise with it, NaN's last. */
 __device__ __forceinline__ uint32_t magnitudes(const uint4 &x)
 {
