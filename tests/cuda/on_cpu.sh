@@ -6,6 +6,10 @@ set -euo pipefail
 root=$1 toolkit=$(dirname "$(readlink -f "$2")")/.. cxx=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+if ! echo '#include <barrier>' | "$cxx" -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; then
+    echo "skipped: $cxx has no std::barrier"
+    exit 77
+fi
 headers=()
 for include in "$toolkit"/include "$toolkit"/targets/*/include; do
     headers+=(-isystem "$include")
