@@ -51,19 +51,15 @@ typedef struct apa_cuda_job {
     double c_exact;                   /* the same as c, not rounded */
 
     /* the adaptive method */
-    float log2_eps, eps;                                  /* eps >= 1: no candidates */
-    int32_t smooth, smooth_stride, hadamard, early_tiles; /* the mean is of every smooth_stride-th tile */
-    int32_t trait, hold_all, second_look;                 /* hold_all: no candidate is added in pass 1 */
-    float tau, delta;                                     /* frame rules of NVFP4, log2 units */
-    int32_t search;                                       /* NVFP4: block scales of least error */
-    int32_t judged;             /* verdicts are asked for: neither forced nor switched off by ε */
-    int32_t line, early_prefix; /* Hopper: the first early_prefix rows of every `line` see early_tiles tiles at most,
-                                   and units of them alone go to the exact kernel (order.h); 0: none do */
-    int32_t early_only;         /* the exact kernel takes those units and no other */
+    float log2_eps, eps; /* eps >= 1: no candidates */
+    int32_t smooth, hadamard, early_tiles;
+    int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
+    float tau, delta;                     /* frame rules of NVFP4, log2 units */
+    int32_t search;                       /* NVFP4: block scales of least error */
+    int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
 
     /* how the work is cut */
     int32_t splits, hot_splits, capability; /* capability: the device's, 90 */
-    int32_t chained; /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
@@ -98,6 +94,13 @@ typedef struct apa_cuda_job {
     float *hot_sum;      /* (batch) [hot split][unit][128] */
     unsigned long long *counts; /* [APA_CUDA_COUNTS], or NULL */
     uint8_t *verdicts;          /* [B][Hq][Sq][tiles], or NULL */
+
+    /* Hopper */
+    int32_t smooth_stride;      /* the mean is of every smooth_stride-th tile */
+    int32_t line, early_prefix; /* the first early_prefix rows of every `line` see early_tiles tiles at most, and units
+                                   of them alone go to the exact kernel (order.h); 0: none do */
+    int32_t early_only;         /* the exact kernel takes those units and no other */
+    int32_t chained;            /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */
