@@ -15,6 +15,11 @@ if(APA_TESTS AND APA_NVCC AND CMAKE_C_COMPILER_ID STREQUAL GNU AND NOT APA_SANIT
   add_test(NAME cuda_kernels COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/check_kernels.sh ${PROJECT_SOURCE_DIR} ${APA_NVCC}
            80 89 90 120a)
   set_tests_properties(cuda_kernels PROPERTIES TIMEOUT 900)
+  find_program(APA_TEST_CXX NAMES g++ c++ clang++)
+  if(APA_TEST_CXX)
+    add_test(NAME cuda_on_cpu COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/on_cpu.sh ${PROJECT_SOURCE_DIR} ${APA_NVCC} ${APA_TEST_CXX})
+    set_tests_properties(cuda_on_cpu PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)
+  endif()
 endif()
 
 set(apa_cuda_on OFF)

@@ -52,22 +52,17 @@ typedef struct apa_cuda_job {
     int32_t half_sums;                /* exact tiles: P·V sums of a tile in FP16; f16 alone */
 
     /* the adaptive method */
-    float log2_eps, eps;                                  /* eps >= 1: no candidates */
-    int32_t smooth, smooth_stride, hadamard, early_tiles; /* the mean is of every smooth_stride-th tile */
-    int32_t smooth_q, p_phase;            /* the mean of a query head off its queries; frames of P in phases */
+    float log2_eps, eps; /* eps >= 1: no candidates */
+    int32_t smooth, hadamard, early_tiles;
     int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
     float tau, delta;                     /* frame rules of NVFP4, log2 units */
     int32_t search;                       /* NVFP4: block scales of least error */
     int32_t skip;                         /* leave out tiles that can add nothing */
     int32_t again;                        /* corrections and pass 2 once more, for units that want skipped tiles back */
     int32_t judged;                       /* verdicts are asked for: neither forced nor switched off by ε */
-    int32_t line, early_prefix; /* Hopper: the first early_prefix rows of every `line` see early_tiles tiles at most,
-                                   and units of them alone go to the exact kernel (order.h); 0: none do */
-    int32_t early_only;         /* the exact kernel takes those units and no other */
 
     /* how the work is cut */
     int32_t splits, hot_splits, capability; /* capability: the device's, 90 */
-    int32_t chained; /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
     int64_t shared_bytes_of_sm;
     int64_t unit_first, unit_count; /* of all B·Hkv·units; the buffers marked (batch) start at unit_first */
 
@@ -83,14 +78,11 @@ typedef struct apa_cuda_job {
     int32_t statistics_given; /* sums and maxima over all keys are there already */
 
     /* workspace */
-    double *tile_sum;   /* [B·Hkv][tiles][D + 1]; Hopper: [B·Hkv][parts of the sample][D + 1] */
-    double *mean_sum;   /* [B·Hkv][D] */
-    float *k_mean;      /* [B·Hkv][D] */
-    double *q_sum;      /* [B·Hq][blocks of 128 positions][D + 1]: sums, and how many queries are in them */
-    float *q_mean;      /* [B·Hq][D] */
-    uint16_t *key_bias; /* [B·Hkv][pairs][G][128], FP16, 8·log2 units: what the queries' mean adds to a key's scores */
-    uint8_t *blob;      /* [B·Hkv][held][blob bytes]: apa_cuda_blob_slot() */
-    uint8_t *poisoned;  /* [B·Hkv][room] */
+    double *tile_sum;    /* [B·Hkv][tiles][D + 1]; Hopper: [B·Hkv][parts of the sample][D + 1] */
+    double *mean_sum;    /* [B·Hkv][D] */
+    float *k_mean;       /* [B·Hkv][D] */
+    uint8_t *blob;       /* [B·Hkv][held][blob bytes]: apa_cuda_blob_slot() */
+    uint8_t *poisoned;   /* [B·Hkv][room] */
     float *k_scale_max;  /* [B·Hkv]: INT8 */
     float *k_amax;       /* [B·Hkv]: NVFP4, then its head scale */
     float *v_amax;       /* [B·Hkv][D]: of a channel, where V's scales are the head's */
@@ -117,6 +109,19 @@ typedef struct apa_cuda_job {
     float *hot_sum;      /* (batch) [hot split][unit][128] */
     unsigned long long *counts; /* [APA_CUDA_COUNTS], or NULL */
     uint8_t *verdicts;          /* [B][Hq][Sq][tiles], or NULL */
+
+    /* Hopper */
+    int32_t smooth_stride;      /* the mean is of every smooth_stride-th tile */
+    int32_t line, early_prefix; /* the first early_prefix rows of every `line` see early_tiles tiles at most, and units
+                                   of them alone go to the exact kernel (order.h); 0: none do */
+    int32_t early_only;         /* the exact kernel takes those units and no other */
+    int32_t smooth_q, p_phase;  /* the mean of a query head off its queries; frames of P in phases */
+    double *q_sum;              /* [B·Hq][blocks of 128 positions][D + 1]: sums, and how many queries are in them */
+    float *q_range;             /* [B·Hq][blocks of 128 positions][2][D]: the smallest and the largest */
+    float *q_mean;              /* [B·Hq][D] */
+    float *q_head_scale;        /* [B·Hq]: of all queries of a head */
+    uint16_t *key_bias; /* [B·Hkv][pairs][G][128], FP16, in units of the codes' products: q_mean·(key - k_mean) */
+    int32_t chained;    /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */

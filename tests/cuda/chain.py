@@ -15,7 +15,12 @@ from in_flight import instructions, kernels
 
 # Kernels that are launched plainly at the head of the chain, or touch nothing that others of it write, may do as they like
 # but have to wait all the same (the head: has nothing to wait for). Others read inputs first.
-FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), ("wgmma_pair_kernel", "wgmma_query_kernel")
+FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), (
+    "wgmma_pair_kernel",
+    "wgmma_bias_kernel",
+    "wgmma_query_kernel",
+    "wgmma_query_sum_kernel",
+)
 WRITES = re.compile(r"\b(st\.global|st\.volatile|red\.|atom\.global|atom\.relaxed|st\.v\d|st\.(b|u|f)\d+)")
 COPIES = re.compile(r"\bcp\.async")
 READS = re.compile(r"\bld\.(global|v\d|[bufs]\d+)")

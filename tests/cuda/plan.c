@@ -57,7 +57,9 @@ static void add_keys(const apa_cuda_job *job)
         const int64_t query_heads = job->smooth_q ? (int64_t)job->B * job->Hq : 0;
         assert_true(!job->smooth_q || !job->packing_rows); /* a warp's rows are of one query head */
         ADD(q_sum, query_heads * ((job->Sq + 127) / 128) * (D + 1));
+        ADD(q_range, query_heads * ((job->Sq + 127) / 128) * 2 * D);
         ADD(q_mean, query_heads * D);
+        ADD(q_head_scale, query_heads);
         ADD(key_bias, query_heads * ((T + 1) / 2) * 128);
         const int64_t sample = (T + job->smooth_stride - 1) / job->smooth_stride; /* 4 tiles a block */
         assert_true(job->first_tile % 2 == 0);

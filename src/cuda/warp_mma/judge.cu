@@ -223,6 +223,5 @@ extern "C" int apa_cuda_launch_all_hot(const apa_cuda_job *job, void *stream)
 {
     if (job->Sq == 0)
         return cudaSuccess;
-    all_hot_kernel<<<static_cast<unsigned>(job->Sq), 128, 0, static_cast<cudaStream_t>(stream)>>>(*job);
-    return cudaGetLastError();
+    return launch_chained(0, all_hot_kernel, job->Sq, 128, 0, static_cast<cudaStream_t>(stream), *job);
 }

@@ -190,15 +190,11 @@ __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &
 }
 
 /* Scores → codes and frames. */
-template <bool BIAS>
 __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
-                                            const PairMeta &meta, bool partial, uint32_t stage, const WarpPlace &my,
-                                            int number)
+                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     pair.apart = APART;
-    if (BIAS)
-        add_bias(s, unit, stage + my.bias);
     if (__builtin_expect(partial, 0)) {
         ThreadRows<1> seen;
         const int key = number * PAIR_KEYS;
@@ -210,7 +206,7 @@ __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, 
         if (first >= middle || end <= middle || meta.poisoned != 0)
             pair.apart = CUDART_INF_F;
     }
-    soften_pair<BIAS>(s, unit, meta.phase, pair.top);
+    soften_pair(s, unit, meta.phase, pair.top);
 }
 
 /* Scores of the first pair of the walk → codes. */
@@ -219,12 +215,11 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
                                           const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
 {
     const int number = pair_at(my.pairs, 0);
-    products_fence();
-    issue_pair_scores<D>(pair.s, q, stage);
+    issue_pair_scores<D, BIAS>(pair.s, q, stage, stage + my.bias);
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
-    soften_step<BIAS>(pair.s, next, q_unit, meta, is_partial(my, meta, number), stage, my, number);
+    soften_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
 #pragma unroll
     for (int k = 0; k <= D / 8; k++)
 #pragma unroll
@@ -259,8 +254,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         named_barrier(TURN + group, COLD_GROUPS * 128);
         pin(pair.s);
         pin(pair.p);
-        products_fence();
-        issue_pair_scores<D>(pair.s, q, ahead.stage);
+        issue_pair_scores<D, BIAS>(pair.s, q, ahead.stage, ahead.stage + my.bias);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
         take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
@@ -281,7 +275,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.s);
-        soften_step<BIAS>(pair.s, next, q_unit, meta, partial, here.stage, my, number);
+        soften_step(pair.s, next, q_unit, meta, partial, my, number);
         ready = barrier_test(ahead.full, ahead.phase);
         products_wait<0>();
         pin(pair.acc);

@@ -72,17 +72,14 @@ struct FixPlace {
     int warp;
 };
 
-/* Scores of the pair at `stage` that the warp's rows see; with BIAS, in 8·log2 units. */
+/* Scores of the pair at `stage` that the warp's rows see. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4], const float (&unit)[2],
-                                             uint32_t stage, int number, const PairMeta &meta, const FixPlace &my)
+__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4], uint32_t stage,
+                                             int number, const PairMeta &meta, const FixPlace &my)
 {
-    products_fence();
-    issue_pair_scores<D>(pair.s, q, stage);
+    issue_pair_scores<D, BIAS>(pair.s, q, stage, stage + my.bias);
     products_wait<0>();
     pin(pair.s);
-    if (BIAS)
-        add_bias(pair.s, unit, stage + my.bias);
     if (my.view.every_first > number * PAIR_KEYS || my.view.every_end < (number + 1) * PAIR_KEYS ||
         meta.poisoned != 0) {
         ThreadRows<1> seen;
@@ -104,13 +101,13 @@ __device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     PairState<D> pair;
-    scores_again<D, BIAS>(pair, q, unit, stage, number, meta, my);
+    scores_again<D, BIAS>(pair, q, stage, number, meta, my);
 #pragma unroll
     for (int n = 0; n < 32; n++)
         if (!take_out && n / 16 != tile)
             pair.s[n] = MINUS_INF_2;
     float top[2];
-    soften_pair<BIAS>(pair.s, unit, meta.phase, top);
+    soften_pair(pair.s, unit, meta.phase, top);
     pack_pair(pair.s, pair.p);
 #pragma unroll
     for (int step = 0; step < 4; step++)

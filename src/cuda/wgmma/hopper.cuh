@@ -58,6 +58,14 @@ __device__ __forceinline__ void fence_for_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Larger of two unsigned 16-bit numbers, in both halves. */
+__device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
 /* ---- tensor copies ---- */
 
 /* A box of a 4-D tensor (channel, key, head, batch) into shared memory; what lies outside comes as zeros. */

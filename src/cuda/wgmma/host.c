@@ -34,10 +34,11 @@ static apa_status refuse(apa_context *context, const char *what, const char *fou
 }
 
 /* Tiles up to which a group is hot throughout. */
-static int32_t early_tiles(double eps, int64_t D)
+static int32_t early_tiles(const apa_recipe *recipe, int64_t D)
 {
-    const double tiles = (D == 64 ? EARLY_SHARES_64 : EARLY_SHARES) / eps;
-    return eps > 0.0 && eps < 1.0 ? (int32_t)fmin(tiles, INT32_MAX) : 0;
+    if (recipe->force != APA_FORCE_NONE || !(recipe->eps > 0.0 && recipe->eps < 1.0))
+        return 0;
+    return (int32_t)fmin((D == 64 ? EARLY_SHARES_64 : EARLY_SHARES) / recipe->eps, INT32_MAX);
 }
 
 /* K's mean from a part of the keys, as long as that is LEAST_SAMPLE tiles. */
@@ -90,7 +91,7 @@ static void prefer(apa_recipe *recipe, const apa_call *call)
     if (recipe->smooth_k_stride == 0)
         recipe->smooth_k_stride = sample_stride((call->Skv + recipe->tile - 1) / recipe->tile);
     if (recipe->early_tiles < 0)
-        recipe->early_tiles = early_tiles(recipe->eps, call->D);
+        recipe->early_tiles = early_tiles(recipe, call->D);
 }
 
 static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, const char *knob)
@@ -263,7 +264,9 @@ static void lay_out_means(apa_cuda_job *job, apa_cuda_arena *at)
 {
     const int64_t heads = job->smooth_q ? (int64_t)job->B * job->Hq : 0;
     job->q_sum = apa_cuda_take(at, heads * ceil_div(job->Sq, 128) * (job->D + 1), sizeof(double));
+    job->q_range = apa_cuda_take(at, heads * ceil_div(job->Sq, 128) * 2 * job->D, sizeof(float));
     job->q_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
+    job->q_head_scale = apa_cuda_take(at, heads, sizeof(float));
     job->key_bias = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * 128, sizeof(uint16_t));
 }
 

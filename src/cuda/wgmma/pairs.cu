@@ -88,42 +88,6 @@ __device__ __forceinline__ uint2 key_codes(const uint4 &raw, float inverse, cons
                                                                                                        << 16);
 }
 
-/* What the means of the query heads add to the scores of the pair's keys: q̄·(k - mean), for each of the G heads. */
-template <int D, bool BF16>
-__device__ __forceinline__ void write_bias(const apa_cuda_job &job, int head, int number,
-                                           const uint4 (&k)[PairShape<D>::TURNS], uint32_t good_keys,
-                                           const float (&mean)[8])
-{
-    using S = PairShape<D>;
-    const int lane = threadIdx.x % S::LANES, r = threadIdx.x / S::LANES;
-    const int turn = lane % 2 * 2 + lane / 2 % 2; /* whose sum this lane gets */
-    const bool good = (good_keys >> turn & 1) != 0;
-    const int64_t place = static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number;
-    uint16_t *to = job.key_bias + place * job.G * PAIR_KEYS + place_of_bias(turn * S::ROWS + r);
-    const float *q_mean =
-        job.q_mean + (static_cast<int64_t>(head / job.Hkv) * job.Hq + head % job.Hkv * job.G) * D + lane * 8;
-    const float factor = static_cast<float>(CODES_PER_OCTAVE * job.c_exact);
-    for (int g = 0; g < job.G; g++, q_mean += D, to += PAIR_KEYS) {
-        float q[8], part[S::TURNS], minus = 0.0f;
-        load_mean_8(q, q_mean);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            minus = fmaf(-q[i], mean[i], minus);
-#pragma unroll
-        for (int t = 0; t < S::TURNS; t++) {
-            float x[8];
-            widen_8<BF16>(k[t], x);
-            part[t] = minus;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                part[t] = fmaf(q[i], x[i], part[t]);
-        }
-        const float bias = sum_rows<S::LANES>(part) * factor;
-        if (lane < 4) /* groups whose scores come near to what FP16 holds are computed exactly */
-            *to = good ? __half_as_ushort(__float2half_rn(fminf(fmaxf(bias, -60000.0f), 60000.0f))) : 0;
-    }
-}
-
 #endif
 
 template <int D, bool BF16>
@@ -200,8 +164,6 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
                 inverse = 1.0f / k_scale;
     uint2 k_code[S::TURNS];
     uint4 v_code[2];
-    if (job.smooth_q)
-        write_bias<D, BF16>(job, head, number, k, good_keys, mean);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         mean[i] *= -inverse;
@@ -242,47 +204,13 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
 #endif
 }
 
-/* The biases of pairs that an earlier call has prepared: they hang on this call's queries. */
-template <int D, bool BF16>
-static __global__ void __launch_bounds__(PairShape<D>::THREADS)
-    wgmma_bias_kernel(const __grid_constant__ apa_cuda_job job)
-{
-#ifdef APA_CUDA_BULK
-    using S = PairShape<D>;
-    chain_go();
-    const int pairs = job.first_tile / 2, head = blockIdx.x / pairs, number = blockIdx.x % pairs;
-    const int lane = threadIdx.x % S::LANES, r = threadIdx.x / S::LANES;
-    const uint16_t *from =
-        row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, static_cast<int64_t>(number) * PAIR_KEYS + r) +
-        lane * 8;
-    uint4 k[S::TURNS];
-    uint32_t good_keys = 0;
-#pragma unroll
-    for (int turn = 0; turn < S::TURNS; turn++) { /* whole pairs alone are kept */
-        k[turn] = *reinterpret_cast<const uint4 *>(from + turn * S::ROWS * job.k.stride[2]);
-        good_keys |= row_finite<S::LANES>(are_finite<BF16>(magnitudes(k[turn]))) ? 1u << turn : 0u;
-    }
-    chain_wait();
-    float mean[8];
-    load_mean_8(mean, job.k_mean + head * D + lane * 8);
-    write_bias<D, BF16>(job, head, number, k, good_keys, mean);
-#endif
-}
-
 template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
-    const int64_t heads = static_cast<int64_t>(job->B) * job->Hkv, kept = job->first_tile / 2;
-    const int64_t pairs = (job->tiles + 1) / 2 - kept;
-    cudaError_t error = cudaSuccess;
-    if (job->smooth_q && kept > 0) {
-        error =
-            launch_chained(chained, wgmma_bias_kernel<D, BF16>, heads * kept, PairShape<D>::THREADS, 0, stream, *job);
-        chained = 1;
-    }
-    if (error == cudaSuccess && pairs > 0)
-        error =
-            launch_chained(chained, wgmma_pair_kernel<D, BF16>, heads * pairs, PairShape<D>::THREADS, 0, stream, *job);
-    return error;
+    const int64_t pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
+    if (pairs <= 0)
+        return cudaSuccess;
+    return launch_chained(chained, wgmma_pair_kernel<D, BF16>, job->B * job->Hkv * pairs, PairShape<D>::THREADS, 0,
+                          stream, *job);
 }
 
 int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream)

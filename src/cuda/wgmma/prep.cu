@@ -108,8 +108,7 @@ __device__ __forceinline__ void clear_candidates(const apa_cuda_job &job, const 
 
 #endif
 
-/* A block a group of 16 rows, D / 8 lanes a row: codes, units, shifts, and whether the group is hot throughout. A
- * score's unit, 8·c·(scales), goes into an FP16 product: c is rounded to FP16, and what that changes goes into q. */
+/* A block a group of 16 rows, D / 8 lanes a row: codes, units, shifts, and whether the group is hot throughout. */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -129,9 +128,7 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
     if (row.real)
         raw = *reinterpret_cast<const uint4 *>(
             row_pointer<uint16_t>(job.q, unit.head / job.Hkv, row.head, row.position) + lane * 8);
-    const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
-    const float c_rounded = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / c_exponent)));
-    const double change = CODES_PER_OCTAVE * job.c_exact / (static_cast<double>(c_rounded) * c_exponent);
+    const ScoreUnit of_scores = score_unit(job);
     if (threadIdx.x == 0)
         unjudged = many = 0;
     chain_wait();
@@ -152,7 +149,7 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         dot += static_cast<double>(x[i]) * static_cast<double>(mean[i]);
         x[i] -= q_mean[i];
         mean_square = fmaf(q_mean[i], q_mean[i], mean_square);
-        x[i] = finite ? static_cast<float>(static_cast<double>(x[i]) * change) : 0.0f;
+        x[i] = finite ? static_cast<float>(static_cast<double>(x[i]) * of_scores.change) : 0.0f;
         amax = fmaxf(amax, fabsf(x[i]));
         square = fmaf(x[i], x[i], square);
     }
@@ -163,7 +160,9 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         square += __shfl_xor_sync(0xffffffffu, square, m);
         mean_square += __shfl_xor_sync(0xffffffffu, mean_square, m);
     }
-    const float scale = power_of_two(amax * (1.0f / QK_LARGEST)), inverse = 1.0f / scale;
+    const float scale = job.smooth_q ? job.q_head_scale[unit.head / job.Hkv * job.Hq + row.head]
+                                     : power_of_two(amax * (1.0f / QK_LARGEST)),
+                inverse = 1.0f / scale;
     __syncthreads(); /* the flags */
 #pragma unroll
     for (int i = 0; i < 8; i += 4) { /* fragment order of 8-bit A operands */
@@ -176,7 +175,7 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         const int64_t at = unit.local * APA_CUDA_UNIT + group * 16 + r;
         const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
         const double shift = dot * job.c_exact;
-        job.q_scale[at] = c_rounded * c_exponent * scale;
+        job.q_scale[at] = of_scores.unit * scale;
         job.shift[at] = isfinite(shift) ? static_cast<float>(shift) : 0.0f;
         const float largest = job.c * (sqrtf(square) + sqrtf(mean_square)) * sqrtf(job.k_scale_max[unit.head]);
         if (sees > 0 && (!finite || !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))))
@@ -210,7 +209,9 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
         error = launch_chained(1, wgmma_mean_kernel<D>, heads, D * MEAN_STRIPES, 0, stream, *job);
     if (error == cudaSuccess && job->smooth_q)
         error = static_cast<cudaError_t>(apa_wgmma_launch_query_mean(job, sums, stream));
-    return error != cudaSuccess ? error : apa_wgmma_launch_pairs(job, sums || job->smooth_q, stream);
+    if (error == cudaSuccess)
+        error = static_cast<cudaError_t>(apa_wgmma_launch_pairs(job, sums || job->smooth_q, stream));
+    return error != cudaSuccess || !job->smooth_q ? error : apa_wgmma_launch_bias(job, 1, stream);
 }
 
 template <int D, bool BF16> static int launch_queries(const apa_cuda_job *job, cudaStream_t stream)

@@ -17,13 +17,6 @@ template <bool BF16> __device__ __forceinline__ constexpr uint32_t largest_finit
     return BF16 ? 0x7f7f7f7fu : 0x7bff7bffu;
 }
 
-__device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
-{
-    uint32_t r;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
 /* Largest magnitudes of eight floats, in two columns; bits of a float without its sign rise with it, NaN's last. */
 __device__ __forceinline__ uint32_t magnitudes(const uint4 &x)
 {
@@ -68,6 +61,22 @@ __device__ __forceinline__ float power_of_two(float x)
     return __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
 }
 
+/* A score's unit, 8·c·(scales), goes into an FP16 product: c is rounded to FP16, and what that changes goes into q. */
+struct ScoreUnit {
+    float unit;    /* of scales that are 1 */
+    double change; /* of q */
+};
+
+__device__ __forceinline__ ScoreUnit score_unit(const apa_cuda_job &job)
+{
+    ScoreUnit to;
+    const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
+    const float c_rounded = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / c_exponent)));
+    to.unit = c_rounded * c_exponent;
+    to.change = CODES_PER_OCTAVE * job.c_exact / static_cast<double>(to.unit);
+    return to;
+}
+
 /* The mean in the eight channels from `first` on. */
 __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 {
@@ -84,9 +93,9 @@ __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 
 #endif
 
-/* query_mean.cu */
+/* query_mean.cu, pairs.cu, bias.cu */
 int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream);
-/* pairs.cu: pairs, and with smooth_q the biases of all keys */
 int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
+int apa_wgmma_launch_bias(const apa_cuda_job *job, int chained, cudaStream_t stream);
 
 #endif

@@ -106,13 +106,25 @@ template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t ad
     return 2ull << 62 | (512ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-template <int D>
-__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4], uint32_t stage)
+/* Scores of the pair at `stage`; with BIAS they begin at their keys' biases, which lie at `bias`. */
+template <int D, bool BIAS>
+__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4], uint32_t stage,
+                                                  uint32_t bias)
 {
     const uint64_t k = keys_descriptor<D>(stage + Pair<D>::K);
+    if (BIAS)
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            uint32_t b[4];
+            load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                s[8 * part + 2 * n] = s[8 * part + 2 * n + 1] = b[n];
+        }
+    products_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; step++)
-        product_e4m3_f16(s, q[step], k + step * 2, step != 0);
+        product_e4m3_f16(s, q[step], k + step * 2, BIAS || step != 0);
     products_commit();
 }
 
@@ -137,13 +149,6 @@ __device__ __forceinline__ uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t r;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-    return r;
-}
-
-__device__ __forceinline__ uint32_t add_2(uint32_t a, uint32_t b)
-{
-    uint32_t r;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
 
@@ -184,53 +189,26 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
     return max_2(max_2(top[0], top[1]), max_2(top[2], top[3]));
 }
 
-/* Scores of one row, or with BIAS eight times scores in log2 units → 1024 + codes. */
-template <bool BIAS> __device__ __forceinline__ void code_row(uint32_t (&s)[32], int h, float unit, float frame)
-{
-    const float offset = fmaf(-CODES_PER_OCTAVE, frame, 1024.0f + 120.0f);
-    const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit, unit);
-#pragma unroll
-    for (int n = 0; n < 16; n++) {
-        uint32_t &x = s[2 * n + h];
-        x = max_2(BIAS ? add_2(x, offset_2) : fma_2(x, unit_2, offset_2), 0x64006400u); /* 1024 */
-    }
-}
-
-/* Scores → eight times scores in log2 units, each with its key's bias. */
-__device__ __forceinline__ void add_bias(uint32_t (&s)[32], const float (&unit)[2], uint32_t bias)
-{
-    const uint32_t unit_2[2] = {pack_16<false>(unit[0], unit[0]), pack_16<false>(unit[1], unit[1])};
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-        uint32_t b[4];
-        load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint32_t &x = s[8 * part + 2 * n + h];
-                x = fma_2(x, unit_2[h], b[n]);
-            }
-    }
-}
-
 /* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
  * pair's phase, so that a code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it
- * (prep.cu); with BIAS that is done. top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an
- * infinite offset makes them no numbers, which lose against 1024). */
-template <bool BIAS>
+ * (prep.cu). top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes
+ * them no numbers, which lose against 1024). */
 __device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
     uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
     both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
     both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
-    top[0] = fmaf(low_half(both), (BIAS ? 1.0f : unit[0]) * (1.0f / CODES_PER_OCTAVE), -phase);
-    top[1] = fmaf(high_half(both), (BIAS ? 1.0f : unit[1]) * (1.0f / CODES_PER_OCTAVE), -phase);
+    top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), -phase);
+    top[1] = fmaf(high_half(both), unit[1] * (1.0f / CODES_PER_OCTAVE), -phase);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         top[h] = (top[h] + ROUNDER) - ROUNDER + phase;
-        code_row<BIAS>(s, h, unit[h], top[h]);
+        const float offset = fmaf(-CODES_PER_OCTAVE, top[h], 1024.0f + 120.0f);
+        const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit[h], unit[h]);
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+            s[2 * n + h] = max_2(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
     }
 }
 

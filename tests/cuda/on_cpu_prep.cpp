@@ -1,0 +1,278 @@
+/* Prep of the Hopper engine on a CPU: mean, pairs and queries against plain loops (layouts: cuda/wgmma/tile_e4m3.cuh).
+ */
+#include "tests/cuda/on_cpu.h"
+
+#include "cuda/wgmma/pairs.cu"
+#include "cuda/wgmma/prep.cu"
+
+#include <random>
+
+enum { HKV = 2, G = 2 };
+
+struct shape {
+    int bf16, Skv, Sq, stride /* 0: no smoothing */, early_tiles, packing_rows;
+    float size; /* of keys and values */
+};
+
+/* A call: inputs, the job, and the buffers that it fills. */
+template <int D> struct call {
+    shape s;
+    apa_cuda_job job = {};
+    std::vector<uint16_t> q, k, v;
+    std::vector<double> tile_sum;
+    std::vector<float> mean, largest, q_scale, shift;
+    std::vector<uint8_t> blob, poisoned, q_codes, all_hot, candidate;
+
+    explicit call(const shape &of) : s(of)
+    {
+        fill_inputs();
+        describe();
+        allocate();
+    }
+    float key(int h, int j, int d) const
+    {
+        return value_16(k[(static_cast<size_t>(h) * s.Skv + j) * D + d], s.bf16);
+    }
+    float value(int h, int j, int d) const
+    {
+        return value_16(v[(static_cast<size_t>(h) * s.Skv + j) * D + d], s.bf16);
+    }
+    bool finite_key(int h, int j) const
+    {
+        bool all = true;
+        for (int d = 0; d < D; d++)
+            all = all && isfinite(key(h, j, d));
+        return all;
+    }
+    bool finite_value(int h, int j) const
+    {
+        bool all = true;
+        for (int d = 0; d < D; d++)
+            all = all && isfinite(value(h, j, d));
+        return all;
+    }
+
+  private:
+    void fill_inputs()
+    {
+        std::mt19937 random(static_cast<unsigned>(7 + D + s.Skv));
+        std::normal_distribution<float> normal;
+        const uint16_t infinite = s.bf16 ? 0x7f80 : 0x7c00, nan = s.bf16 ? 0xffc1 : 0xfe01;
+        for (int i = 0; i < HKV * s.Skv * D; i++) {
+            k.push_back(bits_16((normal(random) + 1.5f) * s.size, s.bf16));
+            v.push_back(bits_16(normal(random) * s.size, s.bf16));
+        }
+        for (int i = 0; i < HKV * G * s.Sq * D; i++)
+            q.push_back(bits_16(normal(random), s.bf16));
+        k[70 * D + 3] = infinite; /* a key of the first head, and the last of the second; a value; a query */
+        k[k.size() - D + 1] = nan;
+        v[(static_cast<size_t>(s.Skv) + 5) * D + 60] = nan;
+        q[(static_cast<size_t>(s.Sq) + 3) * D + 2] = infinite;
+    }
+    apa_cuda_tensor tensor(std::vector<uint16_t> &x, int heads, int length) const
+    {
+        return {x.data(), {int64_t{heads} * length * D, int64_t{length} * D, D}, s.bf16 ? 2 : 1};
+    }
+    void describe()
+    {
+        job.B = 1;
+        job.Hq = HKV * G;
+        job.Hkv = HKV;
+        job.G = G;
+        job.Sq = s.Sq;
+        job.Skv = s.Skv;
+        job.D = D;
+        job.bf16 = s.bf16;
+        job.packing_rows = s.packing_rows;
+        job.tiles = (s.Skv + 63) / 64;
+        job.Sq16 = (s.Sq + 15) / 16 * 16;
+        job.rows = (s.packing_rows ? s.Sq : job.Sq16) * G;
+        job.units = (job.rows + 127) / 128;
+        job.unit_count = HKV * job.units;
+        job.line = s.packing_rows ? job.rows : job.Sq16;
+        job.q = tensor(q, HKV * G, s.Sq);
+        job.k = tensor(k, HKV, s.Skv);
+        job.v = tensor(v, HKV, s.Skv);
+        job.first_offset = -(INT64_C(1) << 40);
+        job.end_offset = s.Skv - s.Sq + 1; /* causal */
+        job.c_exact = 0.1275;
+        job.c = 0.1275f;
+        job.smooth = s.stride > 0;
+        job.smooth_stride = s.stride > 0 ? s.stride : 1;
+        job.early_tiles = s.early_tiles;
+        const int early = s.early_tiles * 64 - (s.Skv - s.Sq);
+        job.early_prefix = early > 0 && s.early_tiles > 0 ? early * (s.packing_rows ? G : 1) : 0;
+    }
+    void allocate()
+    {
+        const size_t units = static_cast<size_t>(job.unit_count), pairs = static_cast<size_t>(job.tiles + 1) / 2;
+        tile_sum.resize(static_cast<size_t>(HKV * apa_wgmma_sum_parts(&job) * (D + 1)));
+        mean.assign(HKV * D, -1.0f);
+        largest.assign(HKV, 9e9f);
+        blob.assign(HKV * pairs * Pair<D>::BYTES, 0xee);
+        poisoned.assign(static_cast<size_t>(HKV * job.tiles), 9);
+        q_codes.assign(units * 128 * D, 0xee);
+        q_scale.resize(units * 128);
+        shift.resize(units * 128);
+        all_hot.assign(units * 8, 7);
+        candidate.assign(units * 8 * static_cast<size_t>(job.tiles), 5);
+        job.tile_sum = tile_sum.data();
+        job.k_mean = mean.data();
+        job.k_scale_max = largest.data();
+        job.blob = blob.data();
+        job.poisoned = poisoned.data();
+        job.q_codes = q_codes.data();
+        job.q_scale = q_scale.data();
+        job.shift = shift.data();
+        job.all_hot = all_hot.data();
+        job.candidate = candidate.data();
+    }
+};
+
+static uint8_t code(float x)
+{
+    return static_cast<uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
+}
+
+template <int D> static void check_mean(const call<D> &c, int h)
+{
+    for (int d = 0; d < D; d++) {
+        double sum = 0.0;
+        int keys = 0;
+        for (int j = 0; j < c.s.Skv && c.s.stride > 0; j++)
+            if (j / 64 % c.s.stride == 0 && c.finite_key(h, j)) {
+                sum += c.key(h, j, d);
+                keys++;
+            }
+        const double due = keys == 0 ? 0.0 : sum / keys;
+        expect(std::fabs(c.mean[h * D + d] - due) <= 1e-5 * (std::fabs(due) + c.s.size), "mean", h, d);
+    }
+}
+
+/* Codes, scales and flags of a pair; returns the largest square of a key's norm. */
+template <int D> static float check_pair(const call<D> &c, int h, int number)
+{
+    const int first = number * 128, end = std::min(c.s.Skv, first + 128), pairs = (c.job.tiles + 1) / 2;
+    const float *mean = c.mean.data() + h * D;
+    float k_most = 0.0f, v_most = 0.0f, square_most = 0.0f;
+    bool poisoned[2] = {};
+    for (int j = first; j < end; j++) {
+        const bool k_good = c.finite_key(h, j), v_good = c.finite_value(h, j);
+        float square = 0.0f;
+        poisoned[(j - first) / 64] = poisoned[(j - first) / 64] || !k_good || !v_good;
+        for (int d = 0; d < D; d++) {
+            const float x = k_good ? c.key(h, j, d) - mean[d] : 0.0f;
+            k_most = std::max(k_most, std::fabs(x));
+            square += x * x;
+            v_most = std::max(v_most, v_good ? std::fabs(c.value(h, j, d)) : 0.0f);
+        }
+        square_most = std::max(square_most, square);
+    }
+    const float k_scale = power_of_two(k_most * (1.0f / QK_LARGEST)),
+                v_scale = power_of_two(v_most * (1.0f / V_LARGEST));
+    const uint8_t *blob = c.blob.data() + (static_cast<size_t>(h) * pairs + number) * Pair<D>::BYTES;
+    PairMeta meta;
+    memcpy(&meta, blob + Pair<D>::META, sizeof meta);
+    expect(meta.k_scale == k_scale && meta.v_scale == v_scale, "scale", h, number);
+    for (int tile = 0; tile < 2; tile++) {
+        expect(meta.poisoned[tile] == poisoned[tile], "poisoned", h, 2 * number + tile);
+        if (2 * number + tile < c.job.tiles)
+            expect(c.poisoned[h * c.job.tiles + 2 * number + tile] == poisoned[tile], "poisoned", h, 2 * number + tile);
+    }
+    for (int place = 0; place < 128; place++) { /* of K: a key; of V: where a key's probability lies */
+        const int key = first + place, of_v = first + place / 32 * 32 + key_of_slot(place % 32);
+        const bool k_there = key < end && c.finite_key(h, key), v_there = of_v < end && c.finite_value(h, of_v);
+        for (int d = 0; d < D; d++) {
+            const uint8_t k_due = k_there ? code((c.key(h, key, d) - mean[d]) / k_scale) : 0,
+                          k_is = blob[Pair<D>::K + key_piece<D>(place, d / 16) + d % 16],
+                          v_due = v_there ? code(c.value(h, of_v, d) / v_scale) : 0,
+                          v_is = blob[Pair<D>::V + swizzled(d, place / 16) + place % 16];
+            expect(k_is == k_due || (k_is | k_due) == 0x80, "code of K", key, d); /* -0 and 0 */
+            expect(v_is == v_due, "code of V", of_v, d);
+        }
+    }
+    return square_most;
+}
+
+/* A group's codes, scales, shifts, and whether it is hot throughout. */
+template <int D> static void check_group(const call<D> &c, int unit, int group)
+{
+    const apa_cuda_job &job = c.job;
+    const int h = unit / job.units;
+    const float exponent = power_of_two(job.c),
+                rounded = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / exponent)));
+    const double change = CODES_PER_OCTAVE * job.c_exact / (double{rounded} * exponent);
+    bool unjudged = false, many = false;
+    for (int r = 0; r < 16; r++) {
+        const int at = unit % job.units * 128 + group * 16 + r, position = job.packing_rows ? at / G : at % job.Sq16,
+                  in_group = job.packing_rows ? at % G : at / job.Sq16;
+        const bool real = at < job.rows && position < job.Sq;
+        const size_t row = static_cast<size_t>(unit) * 128 + group * 16 + r;
+        float x[D], most = 0.0f;
+        double dot = 0.0, square = 0.0;
+        bool finite = true;
+        for (int d = 0; d < D; d++) {
+            const size_t from = ((static_cast<size_t>(h) * G + in_group) * job.Sq + position) * D + d;
+            x[d] = real ? value_16(c.q[from], c.s.bf16) : 0.0f;
+            dot += double{x[d]} * c.mean[h * D + d];
+            finite = finite && isfinite(x[d]);
+        }
+        for (int d = 0; d < D; d++) {
+            x[d] = finite ? static_cast<float>(x[d] * change) : 0.0f;
+            most = std::max(most, std::fabs(x[d]));
+            square += double{x[d]} * x[d];
+        }
+        const float scale = power_of_two(most * (1.0f / QK_LARGEST));
+        const int sees = real ? (position + job.Skv - job.Sq) / 64 + 1 : 0;
+        many = many || sees > job.early_tiles;
+        unjudged = unjudged || (sees > 0 && (!finite || job.c * std::sqrt(square * c.largest[h]) > SCORE_LIMIT));
+        expect(c.q_scale[row] == rounded * exponent * scale, "scale of Q", unit, row);
+        expect(near(c.shift[row], isfinite(dot) ? dot * job.c_exact : 0.0, 1e-5), "shift", unit, row);
+        for (int d = 0; d < D; d++) {
+            const int d32 = d % 32;
+            const size_t place = static_cast<size_t>((d / 32 * 32 + r % 8 * 4 + d32 % 16 / 4) * 16 +
+                                                     (d32 / 16 * 2 + r / 8) * 4 + d32 % 4);
+            expect(c.q_codes[(static_cast<size_t>(unit) * 8 + group) * 16 * D + place] == code(x[d] / scale),
+                   "code of Q", row, d);
+        }
+    }
+    expect(c.all_hot[static_cast<size_t>(unit) * 8 + group] == (unjudged || (job.early_tiles > 0 && !many)), "all hot",
+           unit, group);
+}
+
+template <int D> static void check(const shape &s)
+{
+    call<D> c(s);
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    apa_wgmma_launch_prep_queries(&c.job, nullptr);
+    for (int h = 0; h < HKV; h++) {
+        float square = 0.0f;
+        check_mean<D>(c, h);
+        for (int number = 0; number < (c.job.tiles + 1) / 2; number++)
+            square = std::max(square, check_pair<D>(c, h, number));
+        expect(std::fabs(c.largest[h] - square) <= 1e-5f * square, "largest norm", h, 0);
+    }
+    int early_units = 0;
+    for (int unit = 0; unit < c.job.unit_count; unit++) {
+        const bool early = apa_cuda_is_early(&c.job, unit % c.job.units * 128, 128) != 0;
+        early_units += early;
+        for (int i = 0; i < 8 * c.job.tiles; i++) /* candidates are cleared, but for units that nobody judges */
+            expect(c.candidate[static_cast<size_t>(unit) * 8 * c.job.tiles + i] == (early ? 5 : 0), "candidate", unit,
+                   i);
+        for (int group = 0; group < 8 && !early; group++)
+            check_group<D>(c, unit, group);
+    }
+    printf("prep D %d %s %d x %d, stride %d, packing %s, %d early units: %lld of %lld wrong\n", D,
+           s.bf16 ? "bf16" : "f16", s.Sq, s.Skv, s.stride, s.packing_rows ? "rows" : "head", early_units,
+           static_cast<long long>(wrong), static_cast<long long>(checked));
+}
+
+int main()
+{
+    check<128>({0, 200, 40, 1, 0, 0, 1.0f});
+    check<128>({1, 330, 300, 2, 3, 0, 1e-3f});
+    check<64>({0, 460, 300, 3, 4, 0, 3000.0f}); /* scores beyond the format */
+    check<64>({1, 129, 100, 0, 1, 1, 1.0f});
+    check<128>({0, 600, 500, 4, 5, 1, 1e-4f});
+    return wrong == 0 ? 0 : 1;
+}
