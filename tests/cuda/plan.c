@@ -466,16 +466,16 @@ static void test_random_shapes(void **state)
     }
 }
 
-/* A long causal call: rows of at most 1/ε tiles, ε = .22/√512, so 6528 positions of each of 24 heads. */
+/* A long causal call: rows of at most 1.25/ε tiles, ε = .22/√512, so 8192 positions of each of 24 heads. */
 static void test_rows_of_few_tiles(void **state)
 {
     (void)state;
-    const shape s = {1, 24, 8, 32768, 32768, 128, 1, -1}, whole = {1, 24, 8, 2048, 1280, 128, 0, -1},
-                longer = {1, 24, 8, 2048, 1344, 128, 0, -1};
+    const shape s = {1, 24, 8, 32768, 32768, 128, 1, -1}, whole = {1, 24, 8, 2048, 2048, 128, 0, -1},
+                longer = {1, 24, 8, 2048, 2112, 128, 0, -1};
     check_call(&h200, &s, "apa", NULL, NULL);
     assert_int_equal(at.early_launches, 1);
-    assert_int_equal(apa_cuda_early_items(&at.early), 24 * 6528 / 128);
-    /* 20 tiles are fewer than 1/ε = 20.3, 21 are more than 20.8 */
+    assert_int_equal(apa_cuda_early_items(&at.early), 24 * 8192 / 128);
+    /* 32 tiles are fewer than 1.25/ε = 32.1, 33 are more than 32.6 */
     check_call(&h200, &whole, "apa", NULL, NULL);
     assert_true(at.next_unit[COLD] == 0 && at.next_unit[EXACT] > 0);
     check_call(&h200, &longer, "apa", NULL, NULL);

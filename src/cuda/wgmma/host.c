@@ -20,7 +20,7 @@
 /* A row of n tiles with even shares has them all hot while 1/n > ε, and a group soon after: at n·ε = 1.0 … 1.25 (1.25 …
  * 1.5) .9 (.35) of its tiles on normal noise, .3 (.15) on topics, .1 on a real head. A unit whose rows all see fewer
  * than that many tiles goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
-#define EARLY_SHARES 1.0
+#define EARLY_SHARES 1.25
 #define EARLY_SHARES_64 1.5
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
 #define LEAST_SAMPLE 128
