@@ -413,16 +413,16 @@ static void test_random_shapes(void **state)
     }
 }
 
-/* A long causal call: rows of at most 1/ε tiles, ε = .22/√512·2/3, so 9856 positions of each of 24 heads. */
+/* A long causal call: rows of at most 1.25/ε tiles, ε = .22/√512·2/3, so 12288 positions of each of 24 heads. */
 static void test_rows_of_few_tiles(void **state)
 {
     (void)state;
-    const shape s = {1, 24, 8, 32768, 32768, 128, 1, -1}, whole = {1, 24, 8, 2048, 2944, 128, 0, -1},
-                longer = {1, 24, 8, 2048, 3008, 128, 0, -1};
+    const shape s = {1, 24, 8, 32768, 32768, 128, 1, -1}, whole = {1, 24, 8, 2048, 4608, 128, 0, -1},
+                longer = {1, 24, 8, 2048, 4672, 128, 0, -1};
     check_call(&h200, &s, "apa", NULL, NULL);
     assert_int_equal(at.early_launches, 1);
-    assert_int_equal(apa_cuda_early_items(&at.early), 24 * 9856 / 128);
-    /* 46 tiles are fewer than 1/ε = 46.2, 47 are more than 46.7 */
+    assert_int_equal(apa_cuda_early_items(&at.early), 24 * 12288 / 128);
+    /* 72 tiles are fewer than 1.25/ε = 72.3, 73 are more than 72.8 */
     check_call(&h200, &whole, "apa", NULL, NULL);
     assert_true(at.next_unit[COLD] == 0 && at.next_unit[EXACT] > 0);
     check_call(&h200, &longer, "apa", NULL, NULL);
