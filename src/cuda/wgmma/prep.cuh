@@ -78,6 +78,6 @@ __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 #endif
 
 /* pairs.cu */
-int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
+extern "C" int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
 
 #endif
