@@ -17,7 +17,6 @@ from in_flight import instructions, kernels
 # but have to wait all the same (the head: has nothing to wait for). Others read inputs first.
 FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), (
     "wgmma_pair_kernel",
-    "wgmma_bias_kernel",
     "wgmma_query_kernel",
     "wgmma_query_sum_kernel",
 )

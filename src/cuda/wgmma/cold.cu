@@ -215,7 +215,10 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
                                           const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
 {
     const int number = pair_at(my.pairs, 0);
-    issue_pair_scores<D, BIAS>(pair.s, q, stage, stage + my.bias);
+    if (BIAS)
+        load_bias(pair.s, stage + my.bias);
+    products_fence();
+    issue_pair_scores<D>(pair.s, q, stage, BIAS);
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
@@ -251,10 +254,14 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         pack_pair(pair.s, pair.p);
         if (!ready)
             barrier_wait(ahead.full, ahead.phase);
+        pin(pair.p);
+        if (BIAS)
+            load_bias(pair.s, ahead.stage + my.bias);
         named_barrier(TURN + group, COLD_GROUPS * 128);
         pin(pair.s);
         pin(pair.p);
-        issue_pair_scores<D, BIAS>(pair.s, q, ahead.stage, ahead.stage + my.bias);
+        products_fence();
+        issue_pair_scores<D>(pair.s, q, ahead.stage, BIAS);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
         take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);

@@ -77,7 +77,10 @@ template <int D, bool BIAS>
 __device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4], uint32_t stage,
                                              int number, const PairMeta &meta, const FixPlace &my)
 {
-    issue_pair_scores<D, BIAS>(pair.s, q, stage, stage + my.bias);
+    if (BIAS)
+        load_bias(pair.s, stage + my.bias);
+    products_fence();
+    issue_pair_scores<D>(pair.s, q, stage, BIAS);
     products_wait<0>();
     pin(pair.s);
     if (my.view.every_first > number * PAIR_KEYS || my.view.every_end < (number + 1) * PAIR_KEYS ||

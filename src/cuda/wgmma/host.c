@@ -17,9 +17,10 @@
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define MOST_HOT_SPLITS 8
 #define EPS_PART (2.0 / 3.0) /* of the default ε, without smooth_q: a real head's error is under 5·10⁻³ then */
-/* A row of n tiles with even shares has them all hot while 1/n > ε, and a group soon after: at n·ε = 1.0 … 1.25 (1.25 …
- * 1.5) .9 (.35) of its tiles on normal noise, .3 (.15) on topics, .1 on a real head. A unit whose rows all see fewer
- * than that many tiles goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
+/* A row of n tiles with even shares has them all hot while 1/n > ε, and a group of 16 a little longer: at n·ε = 1
+ * … 1.25 (1.25 … 1.5) .9 (.35) of its tiles are hot on normal noise, .3 (.15) on topics, .1 on a real head. A tile of
+ * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
+ * that goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
 #define EARLY_SHARES 1.25
 #define EARLY_SHARES_64 1.5
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */

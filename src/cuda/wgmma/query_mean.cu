@@ -38,11 +38,6 @@ __device__ __forceinline__ Channel nothing()
     return {0.0, CUDART_INF_F, -CUDART_INF_F};
 }
 
-template <bool BF16> __device__ __forceinline__ float round_to_input(float x)
-{
-    return BF16 ? __bfloat162float(__float2bfloat16_rn(x)) : __half2float(__float2half_rn(x));
-}
-
 #endif
 
 /* A block MEAN_BLOCK positions of a query head. */
@@ -110,7 +105,7 @@ static __global__ void __launch_bounds__(QUERY_SUM_THREADS)
 }
 
 /* A block a query head, stripes of its blocks side by side. */
-template <int D, bool BF16>
+template <int D>
 static __global__ void __launch_bounds__(D *QUERY_MEAN_STRIPES)
     wgmma_query_mean_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -138,7 +133,7 @@ static __global__ void __launch_bounds__(D *QUERY_MEAN_STRIPES)
         join(own, channels[i][d]);
         count += counts[i];
     }
-    const float mean = count == 0.0 ? 0.0f : round_to_input<BF16>(static_cast<float>(own.sum / count));
+    const float mean = count == 0.0 ? 0.0f : static_cast<float>(own.sum / count);
     float most = count == 0.0 ? 0.0f : fmaxf(own.most - mean, mean - own.least), square = mean * mean;
 #pragma unroll
     for (int m = 1; m < 32; m *= 2) {
@@ -168,10 +163,10 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chain
         launch_chained(chained, wgmma_query_sum_kernel<D, BF16>, heads * blocks, QUERY_SUM_THREADS, 0, stream, *job);
     return error != cudaSuccess
                ? error
-               : launch_chained(1, wgmma_query_mean_kernel<D, BF16>, heads, D * QUERY_MEAN_STRIPES, 0, stream, *job);
+               : launch_chained(1, wgmma_query_mean_kernel<D>, heads, D * QUERY_MEAN_STRIPES, 0, stream, *job);
 }
 
-int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream)
+extern "C" int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
     if (job->D == 64)
         return job->bf16 ? launch<64, true>(job, chained, stream) : launch<64, false>(job, chained, stream);

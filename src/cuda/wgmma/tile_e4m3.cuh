@@ -106,25 +106,28 @@ template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t ad
     return 2ull << 62 | (512ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Scores of the pair at `stage`; with BIAS they begin at their keys' biases, which lie at `bias`. */
-template <int D, bool BIAS>
+/* Where the sums of scores begin: at their keys' biases, the same for both rows of a lane. */
+__device__ __forceinline__ void load_bias(uint32_t (&s)[32], uint32_t bias)
+{
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        uint32_t b[4];
+        load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            s[8 * part + 2 * n] = s[8 * part + 2 * n + 1] = b[n];
+    }
+}
+
+/* Scores of the pair at `stage`, on top of what s holds or not. */
+template <int D>
 __device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4], uint32_t stage,
-                                                  uint32_t bias)
+                                                  bool add)
 {
     const uint64_t k = keys_descriptor<D>(stage + Pair<D>::K);
-    if (BIAS)
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-            uint32_t b[4];
-            load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                s[8 * part + 2 * n] = s[8 * part + 2 * n + 1] = b[n];
-        }
-    products_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; step++)
-        product_e4m3_f16(s, q[step], k + step * 2, BIAS || step != 0);
+        product_e4m3_f16(s, q[step], k + step * 2, add || step != 0);
     products_commit();
 }
 
