@@ -39,7 +39,7 @@ __device__ __forceinline__ float round_trip(const float (&value)[16], float scal
     return error;
 }
 
-__device__ __noinline__ Nvfp4Block quantise_block(const float (&value)[16], int search)
+static __device__ __noinline__ Nvfp4Block quantise_block(const float (&value)[16], int search)
 {
     float amax = 0.0f;
 #pragma unroll
