@@ -1,6 +1,8 @@
 /* The command's manners: help, mistakes, full disks, signals, info. */
 #include "support/command.h"
 
+#include "apa/cuda.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +25,23 @@ static void usage(void **unused)
     }
     command_works(command_run("--version"));
     assert_string_equal(command_out, "apa " APA_VERSION_STRING "\n");
+}
+
+/* Engines that are not in this build, or without a device, or on one that does not take 48 channels. */
+static void engines(void **unused)
+{
+    (void)unused;
+    static const char *const names[] = {"cuda", "cuda:wgmma", "cuda:warp"};
+    int32_t devices = 0;
+    bool built = false;
+    (void)apa_cuda_device_count(NULL, &devices); /* an error: none */
+    for (size_t i = 0; apa_engine_name(i) != NULL; i++)
+        built = built || strncmp(apa_engine_name(i), "cuda", 4) == 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char says[64];
+        snprintf(says, sizeof says, !built ? "--engine: %s: not in this build" : "cuda: no device", names[i]);
+        command_fails(command_run("run " IN "--out x.npy --engine %s", names[i]), 2, devices > 0 ? "cuda" : says);
+    }
 }
 
 static void mistakes(void **unused)
@@ -74,8 +93,6 @@ static void mistakes(void **unused)
         {"run " IN "--out x.npy --set tile", "--set: \"tile\", expected KEY=VALUE"},
         {"run " IN "--out x.npy --set tile=9", "--set: tile"},
         {"run " IN "--out x.npy --set colour=red", "colour"},
-        {"run " IN "--out x.npy --engine cuda", "cuda: no"}, /* not in this build, or no device */
-        {"run " IN "--out x.npy --engine cuda:wgmma", "--engine: cuda:wgmma: not in this build"},
         {"run " IN "--out x.npy --engine tpu", "--engine: \"tpu\", expected one of auto"},
         {"run " IN "--out x.npy --softcap -30", "--softcap: -30, expected a positive number, or 0 for none"},
         {"run " IN "--out x.npy --softcap high", "--softcap: \"high\", expected a number"},
@@ -238,8 +255,8 @@ static void infos(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(usage),  cmocka_unit_test(mistakes), cmocka_unit_test(full_disk),
-        cmocka_unit_test(killed), cmocka_unit_test(infos),
+        cmocka_unit_test(usage),     cmocka_unit_test(engines), cmocka_unit_test(mistakes),
+        cmocka_unit_test(full_disk), cmocka_unit_test(killed),  cmocka_unit_test(infos),
     };
     return cmocka_run_group_tests(tests, command_setup, command_teardown);
 }

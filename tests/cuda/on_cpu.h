@@ -1,7 +1,7 @@
-/* Kernels without matrix products, run on a CPU: a thread of the system for every thread of a block, blocks one after
- * the other. Sources of kernels are included after this file as C++; here are CUDA's words for it, barriers of warps
- * and blocks, what lanes tell each other, and those instructions that the sources have as PTX. Slow, and enough to hold
- * every index and every race-free exchange of prep, verdicts and the end against a plain loop. */
+/* Kernels without asynchronous matrix products, run on a CPU: a thread of the system for every thread of a block,
+ * blocks one after the other. Sources of kernels are included after this file as C++; here are CUDA's words for it,
+ * barriers of warps and blocks, what lanes tell each other, and those instructions that the sources have as PTX. Slow,
+ * and enough to hold every index and every race-free exchange of prep, verdicts and the end against a plain loop. */
 #ifndef APA_TEST_ON_CPU_H
 #define APA_TEST_ON_CPU_H
 
@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -65,6 +66,8 @@ struct warp_state {
 };
 static std::vector<std::unique_ptr<warp_state>> block_warps;
 static std::unique_ptr<std::barrier<>> block_meet;
+static std::map<int, std::unique_ptr<std::barrier<>>> block_named; /* barriers for a part of the block, by number */
+static std::mutex named_turn;
 
 static warp_state &own_warp()
 {
@@ -92,6 +95,7 @@ static void run_grid(unsigned blocks, unsigned threads, const std::function<void
             std::fill_n(block_warps.back()->there, 32, true);
         }
         block_meet = std::make_unique<std::barrier<>>(threads);
+        block_named.clear();
         std::vector<std::thread> running;
         for (unsigned number = 0; number < threads; number++)
             running.emplace_back(run_thread, number, kernel);
@@ -128,6 +132,19 @@ static inline cudaError_t fill_now(void *to, int value, size_t bytes)
 static inline void __syncthreads()
 {
     block_meet->arrive_and_wait();
+}
+
+static inline void named_barrier(int which, int threads)
+{
+    std::barrier<> *meet;
+    {
+        const std::lock_guard<std::mutex> turn(named_turn);
+        std::unique_ptr<std::barrier<>> &named = block_named[which];
+        if (named == nullptr)
+            named = std::make_unique<std::barrier<>>(threads);
+        meet = named.get();
+    }
+    meet->arrive_and_wait();
 }
 
 /* `own` of every lane goes to answer(), which sees them all. */
@@ -211,6 +228,11 @@ static inline int atomicMin(int *at, int x)
     return atomically(at, [&](int before) { return std::min(before, x); });
 }
 
+static inline int atomicAdd(int *at, int x)
+{
+    return atomically(at, [&](int before) { return before + x; });
+}
+
 static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long x)
 {
     return atomically(at, [&](unsigned long long before) { return before + x; });
@@ -285,6 +307,8 @@ static inline char *at_address(uint32_t address)
 /* The headers' own versions get other names, which nobody calls. */
 #define __cvta_generic_to_shared(pointer) (static_cast<void>(pointer), 0)
 #define shared_address ptx_shared_address
+#define named_barrier ptx_named_barrier
+#define mma_16 ptx_mma_16
 #define pack_e4m3 ptx_pack_e4m3
 #define pack_16 ptx_pack_16
 #define max_u16_2 ptx_max_u16_2
@@ -296,6 +320,8 @@ static inline char *at_address(uint32_t address)
 #define fence_for_async ptx_fence_for_async
 #include "cuda/wgmma/hopper.cuh"
 #undef shared_address
+#undef named_barrier
+#undef mma_16
 #undef pack_e4m3
 #undef pack_16
 #undef max_u16_2
@@ -321,9 +347,40 @@ static inline uint16_t bits_16(float x, bool bf16)
     return bf16 ? same_bits<uint16_t>(__float2bfloat16_rn(x)) : same_bits<uint16_t>(__float2half_rn(x));
 }
 
+static inline float value_16(uint16_t bits, bool bf16)
+{
+    return bf16 ? same_bits<float>(static_cast<uint32_t>(bits) << 16) : __half2float(same_bits<__half>(bits));
+}
+
 template <bool BF16> static uint32_t pack_16(float low, float high)
 {
     return bits_16(low, BF16) | static_cast<uint32_t>(bits_16(high, BF16)) << 16;
+}
+
+/* Operands in the lanes as the PTX ISA has them: with lane 4g + t, a[0] holds row g, columns 2t and 2t + 1, a[1] row
+ * g + 8, a[2] and a[3] the same 8 columns further; b0 column g, rows 2t and 2t + 1, b1 the same 8 rows further. */
+template <bool BF16> static void mma_16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    const auto both = [](uint32_t low, uint32_t high) { return low | static_cast<uint64_t>(high) << 32; };
+    const auto half = [](uint64_t four, int i) { return value_16(static_cast<uint16_t>(four >> 16 * i), BF16); };
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
+    float row[2][16], column[2][16];
+    for (int h = 0; h < 2; h++)
+        exchange(both(a[h], a[2 + h]), [&](auto of) {
+            for (int k = 0; k < 16; k++)
+                row[h][k] = half(of(4 * g + k % 8 / 2), k / 8 * 2 + k % 2);
+            return 0;
+        });
+    exchange(both(b0, b1), [&](auto of) {
+        for (int i = 0; i < 2; i++)
+            for (int k = 0; k < 16; k++)
+                column[i][k] = half(of(4 * (2 * t + i) + k % 8 / 2), k / 8 * 2 + k % 2);
+        return 0;
+    });
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 2; i++)
+            for (int k = 0; k < 16; k++)
+                d[2 * h + i] += row[h][k] * column[i][k];
 }
 
 static inline uint32_t max_u16_2(uint32_t a, uint32_t b)
@@ -371,11 +428,6 @@ static inline void expect(bool holds, const char *what, int64_t a, int64_t b)
 static inline bool near(double x, double due, double tolerance)
 {
     return x == due || std::fabs(x - due) <= tolerance * (1.0 + std::fabs(due));
-}
-
-static inline float value_16(uint16_t bits, bool bf16)
-{
-    return bf16 ? same_bits<float>(static_cast<uint32_t>(bits) << 16) : __half2float(same_bits<__half>(bits));
 }
 
 #endif

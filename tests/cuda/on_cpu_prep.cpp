@@ -1,17 +1,27 @@
-/* Prep of the Hopper engine on a CPU: mean, pairs and queries against plain loops (layouts: cuda/wgmma/tile_e4m3.cuh).
- */
+/* Prep of the Hopper engine on a CPU: means, pairs, biases and queries against plain loops (layouts:
+ * cuda/wgmma/tile_e4m3.cuh). */
 #include "tests/cuda/on_cpu.h"
 
+/* Each has a launch() of its own. */
+#define launch launch_bias
+#include "cuda/wgmma/bias.cu"
+#undef launch
+#define launch launch_query_mean
+#include "cuda/wgmma/query_mean.cu"
+#undef launch
+#define launch launch_pairs
 #include "cuda/wgmma/pairs.cu"
+#undef launch
 #include "cuda/wgmma/prep.cu"
 
 #include <random>
 
-enum { HKV = 2, G = 2 };
+enum { HKV = 2, MORE_ROOM = 3 /* tiles */ };
 
 struct shape {
     int bf16, Skv, Sq, stride /* 0: no smoothing */, early_tiles, packing_rows;
     float size; /* of keys and values */
+    int G = 2, smooth_q = 0, p_phase = 0, negate = 0;
 };
 
 /* A call: inputs, the job, and the buffers that it fills. */
@@ -20,7 +30,9 @@ template <int D> struct call {
     apa_cuda_job job = {};
     std::vector<uint16_t> q, k, v;
     std::vector<double> tile_sum;
-    std::vector<float> mean, largest, q_scale, shift;
+    std::vector<double> q_sum;
+    std::vector<float> mean, largest, q_scale, shift, q_range, q_mean, q_head_scale;
+    std::vector<uint16_t> key_bias;
     std::vector<uint8_t> blob, poisoned, q_codes, all_hot, candidate;
 
     explicit call(const shape &of) : s(of)
@@ -36,6 +48,18 @@ template <int D> struct call {
     float value(int h, int j, int d) const
     {
         return value_16(v[(static_cast<size_t>(h) * s.Skv + j) * D + d], s.bf16);
+    }
+    float query(int hq, int position, int d) const
+    {
+        const float x = value_16(q[(static_cast<size_t>(hq) * s.Sq + position) * D + d], s.bf16);
+        return s.negate ? -x : x;
+    }
+    bool finite_query(int hq, int position) const
+    {
+        bool all = true;
+        for (int d = 0; d < D; d++)
+            all = all && isfinite(query(hq, position, d));
+        return all;
     }
     bool finite_key(int h, int j) const
     {
@@ -62,8 +86,9 @@ template <int D> struct call {
             k.push_back(bits_16((normal(random) + 1.5f) * s.size, s.bf16));
             v.push_back(bits_16(normal(random) * s.size, s.bf16));
         }
-        for (int i = 0; i < HKV * G * s.Sq * D; i++)
-            q.push_back(bits_16(normal(random), s.bf16));
+        for (int i = 0; i < HKV * s.G * s.Sq * D; i++) /* heads of different means */
+            q.push_back(
+                bits_16(normal(random) + (s.smooth_q ? 0.7f * static_cast<float>(i / D / s.Sq % 5) : 0.0f), s.bf16));
         k[70 * D + 3] = infinite; /* a key of the first head, and the last of the second; a value; a query */
         k[k.size() - D + 1] = nan;
         v[(static_cast<size_t>(s.Skv) + 5) * D + 60] = nan;
@@ -76,21 +101,22 @@ template <int D> struct call {
     void describe()
     {
         job.B = 1;
-        job.Hq = HKV * G;
+        job.Hq = HKV * s.G;
         job.Hkv = HKV;
-        job.G = G;
+        job.G = s.G;
         job.Sq = s.Sq;
         job.Skv = s.Skv;
         job.D = D;
         job.bf16 = s.bf16;
         job.packing_rows = s.packing_rows;
         job.tiles = (s.Skv + 63) / 64;
+        job.room = job.tiles + MORE_ROOM;
         job.Sq16 = (s.Sq + 15) / 16 * 16;
-        job.rows = (s.packing_rows ? s.Sq : job.Sq16) * G;
+        job.rows = (s.packing_rows ? s.Sq : job.Sq16) * s.G;
         job.units = (job.rows + 127) / 128;
         job.unit_count = HKV * job.units;
         job.line = s.packing_rows ? job.rows : job.Sq16;
-        job.q = tensor(q, HKV * G, s.Sq);
+        job.q = tensor(q, HKV * s.G, s.Sq);
         job.k = tensor(k, HKV, s.Skv);
         job.v = tensor(v, HKV, s.Skv);
         job.first_offset = -(INT64_C(1) << 40);
@@ -99,23 +125,38 @@ template <int D> struct call {
         job.c = 0.1275f;
         job.smooth = s.stride > 0;
         job.smooth_stride = s.stride > 0 ? s.stride : 1;
+        job.smooth_q = s.smooth_q;
+        job.p_phase = s.p_phase;
+        job.negate = s.negate;
         job.early_tiles = s.early_tiles;
         const int early = s.early_tiles * 64 - (s.Skv - s.Sq);
-        job.early_prefix = early > 0 && s.early_tiles > 0 ? early * (s.packing_rows ? G : 1) : 0;
+        job.early_prefix = early > 0 && s.early_tiles > 0 ? early * (s.packing_rows ? s.G : 1) : 0;
     }
     void allocate()
     {
-        const size_t units = static_cast<size_t>(job.unit_count), pairs = static_cast<size_t>(job.tiles + 1) / 2;
+        const size_t units = static_cast<size_t>(job.unit_count), pairs = static_cast<size_t>(job.room + 1) / 2,
+                     heads = s.smooth_q ? static_cast<size_t>(job.Hq) : 0,
+                     blocks = (static_cast<size_t>(s.Sq) + 127) / 128;
         tile_sum.resize(static_cast<size_t>(HKV * apa_wgmma_sum_parts(&job) * (D + 1)));
         mean.assign(HKV * D, -1.0f);
         largest.assign(HKV, 9e9f);
         blob.assign(HKV * pairs * Pair<D>::BYTES, 0xee);
-        poisoned.assign(static_cast<size_t>(HKV * job.tiles), 9);
+        poisoned.assign(static_cast<size_t>(HKV * job.room), 9);
         q_codes.assign(units * 128 * D, 0xee);
         q_scale.resize(units * 128);
         shift.resize(units * 128);
         all_hot.assign(units * 8, 7);
         candidate.assign(units * 8 * static_cast<size_t>(job.tiles), 5);
+        q_sum.resize(heads * blocks * (D + 1));
+        q_range.resize(heads * blocks * 2 * D);
+        q_mean.resize(heads * D);
+        q_head_scale.resize(heads);
+        key_bias.assign(heads * static_cast<size_t>((job.tiles + 1) / 2) * 128, 0x7c01); /* no number */
+        job.q_sum = q_sum.data();
+        job.q_range = q_range.data();
+        job.q_mean = q_mean.data();
+        job.q_head_scale = q_head_scale.data();
+        job.key_bias = key_bias.data();
         job.tile_sum = tile_sum.data();
         job.k_mean = mean.data();
         job.k_scale_max = largest.data();
@@ -149,10 +190,22 @@ template <int D> static void check_mean(const call<D> &c, int h)
     }
 }
 
+template <int D> static const uint8_t *blob_of(const call<D> &c, int h, int number)
+{
+    return c.blob.data() + (static_cast<size_t>(h) * ((c.job.room + 1) / 2) + number) * Pair<D>::BYTES;
+}
+
+template <int D> static PairMeta meta_of(const call<D> &c, int h, int number)
+{
+    PairMeta meta;
+    memcpy(&meta, blob_of(c, h, number) + Pair<D>::META, sizeof meta);
+    return meta;
+}
+
 /* Codes, scales and flags of a pair; returns the largest square of a key's norm. */
 template <int D> static float check_pair(const call<D> &c, int h, int number)
 {
-    const int first = number * 128, end = std::min(c.s.Skv, first + 128), pairs = (c.job.tiles + 1) / 2;
+    const int first = number * 128, end = std::min(c.s.Skv, first + 128);
     const float *mean = c.mean.data() + h * D;
     float k_most = 0.0f, v_most = 0.0f, square_most = 0.0f;
     bool poisoned[2] = {};
@@ -170,15 +223,15 @@ template <int D> static float check_pair(const call<D> &c, int h, int number)
     }
     const float k_scale = power_of_two(k_most * (1.0f / QK_LARGEST)),
                 v_scale = power_of_two(v_most * (1.0f / V_LARGEST));
-    const uint8_t *blob = c.blob.data() + (static_cast<size_t>(h) * pairs + number) * Pair<D>::BYTES;
-    PairMeta meta;
-    memcpy(&meta, blob + Pair<D>::META, sizeof meta);
+    const uint8_t *blob = blob_of(c, h, number);
+    const PairMeta meta = meta_of(c, h, number);
+    const float phases[] = {0.0f, 0.5f, 0.25f, 0.75f};
     expect(meta.k_scale == k_scale && meta.v_scale == v_scale, "scale", h, number);
-    for (int tile = 0; tile < 2; tile++) {
-        expect(meta.poisoned[tile] == poisoned[tile], "poisoned", h, 2 * number + tile);
+    expect(meta.phase == (c.s.p_phase ? phases[number % 4] : 0.0f), "phase", h, number);
+    expect(meta.poisoned == (poisoned[0] ? 1u : 0u) + (poisoned[1] ? 2u : 0u), "poisoned", h, number);
+    for (int tile = 0; tile < 2; tile++)
         if (2 * number + tile < c.job.tiles)
-            expect(c.poisoned[h * c.job.tiles + 2 * number + tile] == poisoned[tile], "poisoned", h, 2 * number + tile);
-    }
+            expect(c.poisoned[h * c.job.room + 2 * number + tile] == poisoned[tile], "poisoned", h, 2 * number + tile);
     for (int place = 0; place < 128; place++) { /* of K: a key; of V: where a key's probability lies */
         const int key = first + place, of_v = first + place / 32 * 32 + key_of_slot(place % 32);
         const bool k_there = key < end && c.finite_key(h, key), v_there = of_v < end && c.finite_value(h, of_v);
@@ -194,39 +247,98 @@ template <int D> static float check_pair(const call<D> &c, int h, int number)
     return square_most;
 }
 
+/* What a query is multiplied by before its scale divides it; the unit of scores. */
+struct unit_of_scores {
+    double change;
+    float unit;
+    explicit unit_of_scores(const apa_cuda_job &job)
+    {
+        const float exponent = power_of_two(job.c);
+        unit = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / exponent))) * exponent;
+        change = CODES_PER_OCTAVE * job.c_exact / double{unit};
+    }
+};
+
+/* The mean of a query head, and the scale of what is left of its queries. */
+template <int D> static void check_query_mean(const call<D> &c, int hq)
+{
+    const float *mean = c.q_mean.data() + hq * D;
+    double square = 0.0;
+    float most = 0.0f;
+    for (int d = 0; d < D; d++) {
+        double sum = 0.0;
+        int queries = 0;
+        for (int position = 0; position < c.s.Sq; position++)
+            if (c.finite_query(hq, position)) {
+                sum += c.query(hq, position, d);
+                most = std::max(most, std::fabs(c.query(hq, position, d) - mean[d]));
+                queries++;
+            }
+        expect(near(mean[d], sum / queries, 1e-6), "mean of queries", hq, d);
+        square += double{mean[d]} * mean[d];
+    }
+    const float due = power_of_two(std::max(most / 14.0f, static_cast<float>(std::sqrt(square)) / 253.0f));
+    expect(c.q_head_scale[hq] == due, "scale of a query head", hq, 0);
+}
+
+/* q_mean·(key - mean) of every key of a pair, in units of its codes' products; FP16, and finite whatever the key. */
+template <int D> static void check_bias(const call<D> &c, int h, int number)
+{
+    const float *mean = c.mean.data() + h * D, k_scale = meta_of(c, h, number).k_scale;
+    for (int g = 0; g < c.s.G; g++)
+        for (int i = 0; i < 128; i++) {
+            const int hq = h * c.s.G + g, key = number * 128 + i, pairs = (c.job.tiles + 1) / 2,
+                      place = i % 8 / 2 * 32 + i / 8 * 2 + i % 2;
+            const float is =
+                value_16(c.key_bias[((static_cast<size_t>(h) * pairs + number) * c.s.G + g) * 128 + place], false);
+            double due = 0.0, size = 0.0;
+            expect(std::fabs(is) <= 60000.0f, "bias out of range", hq, key);
+            if (key >= c.s.Skv || !c.finite_key(h, key))
+                continue;
+            for (int d = 0; d < D; d++) {
+                const double x = c.key(h, key, d), m = c.q_mean[hq * D + d];
+                due += m * (x - mean[d]);
+                size += std::fabs(m) * (std::fabs(x) + std::fabs(mean[d]));
+            }
+            const double factor = unit_of_scores(c.job).change / (double{c.q_head_scale[hq]} * k_scale);
+            expect(std::fabs(is - due * factor) <= std::fabs(due * factor) / 2048.0 + 3e-5 * size * factor + 1e-7,
+                   "bias", hq, key);
+        }
+}
+
 /* A group's codes, scales, shifts, and whether it is hot throughout. */
 template <int D> static void check_group(const call<D> &c, int unit, int group)
 {
     const apa_cuda_job &job = c.job;
-    const int h = unit / job.units;
-    const float exponent = power_of_two(job.c),
-                rounded = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / exponent)));
-    const double change = CODES_PER_OCTAVE * job.c_exact / (double{rounded} * exponent);
+    const int h = unit / job.units, G = c.s.G;
+    const unit_of_scores of_scores(job);
     bool unjudged = false, many = false;
     for (int r = 0; r < 16; r++) {
         const int at = unit % job.units * 128 + group * 16 + r, position = job.packing_rows ? at / G : at % job.Sq16,
                   in_group = job.packing_rows ? at % G : at / job.Sq16;
         const bool real = at < job.rows && position < job.Sq;
         const size_t row = static_cast<size_t>(unit) * 128 + group * 16 + r;
+        const int hq = h * G + (real ? in_group : 0);
         float x[D], most = 0.0f;
-        double dot = 0.0, square = 0.0;
-        bool finite = true;
+        double dot = 0.0, square = 0.0, mean_square = 0.0;
+        const bool finite = !real || c.finite_query(hq, position);
         for (int d = 0; d < D; d++) {
-            const size_t from = ((static_cast<size_t>(h) * G + in_group) * job.Sq + position) * D + d;
-            x[d] = real ? value_16(c.q[from], c.s.bf16) : 0.0f;
+            x[d] = real ? c.query(hq, position, d) : 0.0f;
             dot += double{x[d]} * c.mean[h * D + d];
-            finite = finite && isfinite(x[d]);
         }
         for (int d = 0; d < D; d++) {
-            x[d] = finite ? static_cast<float>(x[d] * change) : 0.0f;
+            const float q_mean = c.s.smooth_q ? c.q_mean[hq * D + d] : 0.0f;
+            x[d] = finite ? static_cast<float>((x[d] - q_mean) * of_scores.change) : 0.0f;
             most = std::max(most, std::fabs(x[d]));
             square += double{x[d]} * x[d];
+            mean_square += double{q_mean} * q_mean;
         }
-        const float scale = power_of_two(most * (1.0f / QK_LARGEST));
+        const float scale = c.s.smooth_q ? c.q_head_scale[hq] : power_of_two(most * (1.0f / QK_LARGEST));
+        const double largest = job.c * (std::sqrt(square) + std::sqrt(mean_square)) * std::sqrt(c.largest[h]);
         const int sees = real ? (position + job.Skv - job.Sq) / 64 + 1 : 0;
         many = many || sees > job.early_tiles;
-        unjudged = unjudged || (sees > 0 && (!finite || job.c * std::sqrt(square * c.largest[h]) > SCORE_LIMIT));
-        expect(c.q_scale[row] == rounded * exponent * scale, "scale of Q", unit, row);
+        unjudged = unjudged || (sees > 0 && (!finite || !(largest <= (c.s.p_phase ? 365.0 : 1900.0))));
+        expect(c.q_scale[row] == of_scores.unit * scale, "scale of Q", unit, row);
         expect(near(c.shift[row], isfinite(dot) ? dot * job.c_exact : 0.0, 1e-5), "shift", unit, row);
         for (int d = 0; d < D; d++) {
             const int d32 = d % 32;
@@ -250,6 +362,10 @@ template <int D> static void check(const shape &s)
         check_mean<D>(c, h);
         for (int number = 0; number < (c.job.tiles + 1) / 2; number++)
             square = std::max(square, check_pair<D>(c, h, number));
+        for (int number = 0; number < (c.job.tiles + 1) / 2 && s.smooth_q; number++)
+            check_bias<D>(c, h, number);
+        for (int g = 0; g < s.G && s.smooth_q; g++)
+            check_query_mean<D>(c, h * s.G + g);
         expect(std::fabs(c.largest[h] - square) <= 1e-5f * square, "largest norm", h, 0);
     }
     int early_units = 0;
@@ -262,9 +378,10 @@ template <int D> static void check(const shape &s)
         for (int group = 0; group < 8 && !early; group++)
             check_group<D>(c, unit, group);
     }
-    printf("prep D %d %s %d x %d, stride %d, packing %s, %d early units: %lld of %lld wrong\n", D,
-           s.bf16 ? "bf16" : "f16", s.Sq, s.Skv, s.stride, s.packing_rows ? "rows" : "head", early_units,
-           static_cast<long long>(wrong), static_cast<long long>(checked));
+    printf("prep D %d %s %d x %d, %d query heads each, stride %d, packing %s, smooth_q %d, p_phase %d, %d early units: "
+           "%lld of %lld wrong\n",
+           D, s.bf16 ? "bf16" : "f16", s.Sq, s.Skv, s.G, s.stride, s.packing_rows ? "rows" : "head", s.smooth_q,
+           s.p_phase, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
 int main()
@@ -274,5 +391,9 @@ int main()
     check<64>({0, 460, 300, 3, 4, 0, 3000.0f}); /* scores beyond the format */
     check<64>({1, 129, 100, 0, 1, 1, 1.0f});
     check<128>({0, 600, 500, 4, 5, 1, 1e-4f});
+    check<128>({0, 330, 150, 1, 0, 0, 1.0f, 3, 1, 1, 1});
+    check<64>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
+    check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 9, 1, 1, 0});  /* more query heads than a block of biases takes */
+    check<128>({1, 390, 40, 0, 0, 0, 30.0f, 2, 1, 1, 0}); /* scores beyond the format, and no mean of K */
     return wrong == 0 ? 0 : 1;
 }

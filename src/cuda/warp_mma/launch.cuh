@@ -12,19 +12,19 @@ template <typename T> constexpr int64_t shared_of(int capability)
 }
 
 #define APA_CUDA_COLD_LAUNCHERS(name, TRAIT)                                                                           \
-    int apa_cuda_cold_##name(const apa_cuda_job *job, cudaStream_t stream)                                             \
+    extern "C" int apa_cuda_cold_##name(const apa_cuda_job *job, cudaStream_t stream)                                  \
     {                                                                                                                  \
         return job->D == 64    ? launch_cold<TRAIT<64>>(job, stream)                                                   \
                : job->D == 128 ? launch_cold<TRAIT<128>>(job, stream)                                                  \
                                : launch_cold<TRAIT<256>>(job, stream);                                                 \
     }                                                                                                                  \
-    int apa_cuda_fix_##name(const apa_cuda_job *job, cudaStream_t stream)                                              \
+    extern "C" int apa_cuda_fix_##name(const apa_cuda_job *job, cudaStream_t stream)                                   \
     {                                                                                                                  \
         return job->D == 64    ? launch_fix<TRAIT<64>>(job, stream)                                                    \
                : job->D == 128 ? launch_fix<TRAIT<128>>(job, stream)                                                   \
                                : launch_fix<TRAIT<256>>(job, stream);                                                  \
     }                                                                                                                  \
-    int64_t apa_cuda_cold_shared_##name(int64_t D, int capability)                                                     \
+    extern "C" int64_t apa_cuda_cold_shared_##name(int64_t D, int capability)                                          \
     {                                                                                                                  \
         return D == 64    ? shared_of<TRAIT<64>>(capability)                                                           \
                : D == 128 ? shared_of<TRAIT<128>>(capability)                                                          \
@@ -32,9 +32,9 @@ template <typename T> constexpr int64_t shared_of(int capability)
     }
 
 #define APA_CUDA_COLD_DECLARE(name)                                                                                    \
-    int apa_cuda_cold_##name(const apa_cuda_job *job, cudaStream_t stream);                                            \
-    int apa_cuda_fix_##name(const apa_cuda_job *job, cudaStream_t stream);                                             \
-    int64_t apa_cuda_cold_shared_##name(int64_t D, int capability);
+    extern "C" int apa_cuda_cold_##name(const apa_cuda_job *job, cudaStream_t stream);                                 \
+    extern "C" int apa_cuda_fix_##name(const apa_cuda_job *job, cudaStream_t stream);                                  \
+    extern "C" int64_t apa_cuda_cold_shared_##name(int64_t D, int capability);
 
 APA_CUDA_COLD_DECLARE(int8)
 APA_CUDA_COLD_DECLARE(int8_fine)

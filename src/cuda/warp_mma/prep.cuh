@@ -256,9 +256,9 @@ __device__ __forceinline__ double dot_mean(const apa_cuda_job &job, const uint16
 }
 
 /* Launchers of the formats, one file each. */
-int apa_cuda_keys_8(const apa_cuda_job *job, cudaStream_t stream);
-int apa_cuda_queries_8(const apa_cuda_job *job, cudaStream_t stream);
-int apa_cuda_keys_nvfp4(const apa_cuda_job *job, cudaStream_t stream);
-int apa_cuda_queries_nvfp4(const apa_cuda_job *job, cudaStream_t stream);
+extern "C" int apa_cuda_keys_8(const apa_cuda_job *job, cudaStream_t stream);
+extern "C" int apa_cuda_queries_8(const apa_cuda_job *job, cudaStream_t stream);
+extern "C" int apa_cuda_keys_nvfp4(const apa_cuda_job *job, cudaStream_t stream);
+extern "C" int apa_cuda_queries_nvfp4(const apa_cuda_job *job, cudaStream_t stream);
 
 #endif

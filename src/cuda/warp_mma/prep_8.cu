@@ -326,14 +326,14 @@ template <int D> static int queries_of_trait(const apa_cuda_job *job, cudaStream
     }
 }
 
-int apa_cuda_keys_8(const apa_cuda_job *job, cudaStream_t stream)
+extern "C" int apa_cuda_keys_8(const apa_cuda_job *job, cudaStream_t stream)
 {
     return job->D == 64    ? keys_of_trait<64>(job, stream)
            : job->D == 128 ? keys_of_trait<128>(job, stream)
                            : keys_of_trait<256>(job, stream);
 }
 
-int apa_cuda_queries_8(const apa_cuda_job *job, cudaStream_t stream)
+extern "C" int apa_cuda_queries_8(const apa_cuda_job *job, cudaStream_t stream)
 {
     return job->D == 64    ? queries_of_trait<64>(job, stream)
            : job->D == 128 ? queries_of_trait<128>(job, stream)

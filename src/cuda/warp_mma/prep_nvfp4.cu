@@ -39,7 +39,7 @@ __device__ __forceinline__ float round_trip(const float (&value)[16], float scal
     return error;
 }
 
-__device__ __noinline__ Nvfp4Block quantise_block(const float (&value)[16], int search)
+static __device__ __noinline__ Nvfp4Block quantise_block(const float (&value)[16], int search)
 {
     float amax = 0.0f;
 #pragma unroll
@@ -321,7 +321,7 @@ template <int D> static int launch_keys(const apa_cuda_job *job, cudaStream_t st
     return cudaGetLastError();
 }
 
-int apa_cuda_keys_nvfp4(const apa_cuda_job *job, cudaStream_t stream)
+extern "C" int apa_cuda_keys_nvfp4(const apa_cuda_job *job, cudaStream_t stream)
 {
     return job->D == 64    ? launch_keys<64>(job, stream)
            : job->D == 128 ? launch_keys<128>(job, stream)
@@ -334,7 +334,7 @@ template <int D> static int launch_queries(const apa_cuda_job *job, cudaStream_t
     return cudaGetLastError();
 }
 
-int apa_cuda_queries_nvfp4(const apa_cuda_job *job, cudaStream_t stream)
+extern "C" int apa_cuda_queries_nvfp4(const apa_cuda_job *job, cudaStream_t stream)
 {
     return job->D == 64    ? launch_queries<64>(job, stream)
            : job->D == 128 ? launch_queries<128>(job, stream)
