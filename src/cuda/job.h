@@ -120,8 +120,8 @@ typedef struct apa_cuda_job {
     float *q_range;             /* [B·Hq][blocks of 128 positions][2][D]: the smallest and the largest */
     float *q_mean;              /* [B·Hq][D] */
     float *q_head_scale;        /* [B·Hq]: of all queries of a head */
-    uint16_t *key_bias; /* [B·Hkv][pairs][G][128], FP16, in units of the codes' products: q_mean·(key - k_mean) */
-    int32_t chained;    /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
+    uint8_t *key_bias; /* [B·Hkv][pairs][4096]: q_mean·(key - k_mean), in units of the codes' products (bias.cu) */
+    int32_t chained;   /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */

@@ -360,7 +360,8 @@ static void check_coarse(apa_context *context, run_data *data, const test_case *
     check(error[0].rel_l2_max <= 2 * error[1].rel_l2_max + 10 * c->tolerance, "worst pair to the exact result");
     check(error[0].lse_max_abs <= 2 * error[1].lse_max_abs + 2e-3, "LSE to the exact result");
     check(difference->rel_l2 <= COARSE_PART * error[1].rel_l2 + c->tolerance, "relative L2");
-    check(difference->rel_l2_max <= error[1].rel_l2_max + 20 * c->tolerance, "worst pair");
+    /* both may be as far from the exact result as that, and not on the same side */
+    check(difference->rel_l2_max <= 1.5 * error[1].rel_l2_max + 20 * c->tolerance, "worst pair");
     free(out);
     free(lse);
 }

@@ -1,16 +1,17 @@
 /* Prep on Hopper: what the mean of a query head adds to the scores of each key, q̄·(k - k̄), where `smooth_q` took it off
- * the queries. Sums of scores begin there (tile_e4m3.cuh), so that it costs pass 1 a few loads.
+ * the queries. Pass 1 adds it as one more step of the scores' products (tile_e4m3.cuh): three digits in E4M3, of weight
+ * 256, 16 and 1, each of what the ones before it left, which is 12 bits of the whole.
  *
- * A block takes some pairs of tiles and eight query heads of their KV head, as warp-level products with the keys as
- * they were given. q̄ is FP32: its 16-bit rounding makes rows 0 … 7 of the product, what that leaves rows 8 … 15. q̄·k̄
- * comes off in FP32. Which channels a step of the product sums up is free as long as both operands agree: step 2j +
- * half of lane t of a quad takes 4·half … 4·half + 3 of the eight channels from 8·(t + 4j) on, so that a key's part is
- * one load of 16 bytes.
+ * A block takes some pairs of tiles and the query heads of their KV head, eight at most, as warp-level products with
+ * the keys as they were given. q̄ is FP32: its 16-bit rounding makes rows 0 … 7 of the product, what that leaves rows 8
+ * … 15. q̄·k̄ comes off in FP32. Which channels a step of the product sums up is free as long as both operands agree:
+ * step 2j + half of lane t of a quad takes 4·half … 4·half + 3 of the eight channels from 8·(t + 4j) on, so that a
+ * key's part is one load of 16 bytes.
  *
  * A bias hangs on the queries, so it is made for all keys in every call, kept ones too. */
 #include "cuda/wgmma/prep.cuh"
 
-constexpr int BIAS_THREADS = 256, BIAS_HEADS = 8, BIAS_PAIRS = 8;
+constexpr int BIAS_THREADS = 256, BIAS_PAIRS = 8;
 constexpr int BIAS_STEPS = PAIR_KEYS / 8 / (BIAS_THREADS / 32); /* of eight keys, a warp and pair */
 
 #ifdef APA_CUDA_BULK
@@ -41,9 +42,14 @@ __device__ __forceinline__ float load_means(uint32_t (&a)[D / 16][4], const floa
     return minus + __shfl_xor_sync(0xffffffffu, minus, 2);
 }
 
-__device__ __forceinline__ float bounded(float bias)
+/* A digit of two biases: its codes; what is left of them stays. */
+__device__ __forceinline__ uint32_t take_digit(float (&bias)[2], float weight)
 {
-    return fminf(fmaxf(bias, -60000.0f), 60000.0f); /* groups whose scores come near to it are computed exactly */
+    const uint32_t codes = pack_e4m3(bias[0] / weight, bias[1] / weight);
+    const float2 value = unpack_e4m3(codes);
+    bias[0] -= value.x * weight;
+    bias[1] -= value.y * weight;
+    return codes;
 }
 
 #endif
@@ -53,17 +59,19 @@ static __global__ void __launch_bounds__(BIAS_THREADS, 2) wgmma_bias_kernel(cons
 {
 #ifdef APA_CUDA_BULK
     chain_go();
-    const int pairs = (job.tiles + 1) / 2, runs = (pairs + BIAS_PAIRS - 1) / BIAS_PAIRS,
-              parts = (job.G + BIAS_HEADS - 1) / BIAS_HEADS;
-    const int part = blockIdx.x % parts, run = blockIdx.x / parts % runs, head = blockIdx.x / parts / runs;
+    __shared__ __align__(16) uint8_t digits[BIAS_BYTES];
+    const int pairs = (job.tiles + 1) / 2, runs = (pairs + BIAS_PAIRS - 1) / BIAS_PAIRS;
+    const int run = blockIdx.x % runs, head = blockIdx.x / runs;
     const int warp = threadIdx.x / 32, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const int first_head = part * BIAS_HEADS, heads = min(job.G - first_head, BIAS_HEADS);
-    const int64_t row = static_cast<int64_t>(head / job.Hkv) * job.Hq + head % job.Hkv * job.G + first_head;
+    const int64_t row = static_cast<int64_t>(head / job.Hkv) * job.Hq + head % job.Hkv * job.G;
+    uint4 *const own = reinterpret_cast<uint4 *>(digits) + threadIdx.x;
+    *own = make_uint4(0, 0, 0, 0); /* places of heads that there are not */
+    static_assert(BIAS_BYTES == BIAS_THREADS * 16, "a thread 16 bytes");
     chain_wait();
     uint32_t a[D / 16][4];
     const float minus =
-        load_means<D, BF16>(a, job.q_mean + row * D, job.k_mean + static_cast<int64_t>(head) * D, heads);
-    const float factor = static_cast<float>(score_unit(job).change) / job.q_head_scale[row + min(g, heads - 1)];
+        load_means<D, BF16>(a, job.q_mean + row * D, job.k_mean + static_cast<int64_t>(head) * D, job.G);
+    const float factor = static_cast<float>(score_unit(job).change) / job.q_head_scale[row + min(g, job.G - 1)];
 #pragma unroll 1
     for (int number = run * BIAS_PAIRS; number < min(pairs, (run + 1) * BIAS_PAIRS); number++) {
         const int64_t first = static_cast<int64_t>(number) * PAIR_KEYS + warp * BIAS_STEPS * 8 + g,
@@ -80,8 +88,7 @@ static __global__ void __launch_bounds__(BIAS_THREADS, 2) wgmma_bias_kernel(cons
             }
         const float scale =
             factor / *reinterpret_cast<const float *>(job.blob + place * Pair<D>::BYTES + Pair<D>::META);
-        uint16_t *to =
-            job.key_bias + ((static_cast<int64_t>(head) * pairs + number) * job.G + first_head + g) * PAIR_KEYS;
+        __syncthreads(); /* the digits before have been copied */
 #pragma unroll
         for (int i = 0; i < BIAS_STEPS; i++) {
             float sum[4] = {};
@@ -90,10 +97,20 @@ static __global__ void __launch_bounds__(BIAS_THREADS, 2) wgmma_bias_kernel(cons
                 const uint4 &x = k[i][step / 2];
                 mma_16<BF16>(sum, a[step], step % 2 == 0 ? x.x : x.z, step % 2 == 0 ? x.y : x.w);
             }
-            if (g < heads)
-                *reinterpret_cast<uint32_t *>(to + place_of_bias((warp * BIAS_STEPS + i) * 8 + 2 * t)) = pack_16<false>(
-                    bounded((sum[0] + sum[2] - minus) * scale), bounded((sum[1] + sum[3] - minus) * scale));
+            if (g >= job.G)
+                continue;
+            float bias[2] = {(sum[0] + sum[2] - minus) * scale, (sum[1] + sum[3] - minus) * scale};
+            const int key = (warp * BIAS_STEPS + i) * 8 + 2 * t;
+#pragma unroll
+            for (int digit = 0; digit < BIAS_DIGITS; digit++) {
+                const uint32_t codes = take_digit(bias, digit == 0 ? 256.0f : digit == 1 ? 16.0f : 1.0f);
+                digits[bias_place(key, BIAS_DIGITS * g + digit)] = static_cast<uint8_t>(codes);
+                digits[bias_place(key + 1, BIAS_DIGITS * g + digit)] = static_cast<uint8_t>(codes >> 8);
+            }
         }
+        __syncthreads();
+        uint8_t *to = job.key_bias + (static_cast<int64_t>(head) * pairs + number) * BIAS_BYTES;
+        reinterpret_cast<uint4 *>(to)[threadIdx.x] = *own;
     }
 #endif
 }
@@ -101,8 +118,8 @@ static __global__ void __launch_bounds__(BIAS_THREADS, 2) wgmma_bias_kernel(cons
 template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
     const int64_t heads = static_cast<int64_t>(job->B) * job->Hkv, pairs = (job->tiles + 1) / 2;
-    const int64_t runs = (pairs + BIAS_PAIRS - 1) / BIAS_PAIRS, parts = (job->G + BIAS_HEADS - 1) / BIAS_HEADS;
-    return launch_chained(chained, wgmma_bias_kernel<D, BF16>, heads * runs * parts, BIAS_THREADS, 0, stream, *job);
+    const int64_t runs = (pairs + BIAS_PAIRS - 1) / BIAS_PAIRS;
+    return launch_chained(chained, wgmma_bias_kernel<D, BF16>, heads * runs, BIAS_THREADS, 0, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_bias(const apa_cuda_job *job, int chained, cudaStream_t stream)

@@ -107,7 +107,6 @@ struct WarpPlace {
     const apa_cuda_job &job;
     const Unit &unit;
     int first_row;          /* in the unit */
-    uint32_t bias;          /* of the warp's query head: offset in a stage */
     uint32_t row_table;     /* of the warp, in shared memory */
     PairRange pairs, whole; /* whole: pairs that every row of the warp sees to the last key */
 };
@@ -212,13 +211,12 @@ __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, 
 /* Scores of the first pair of the walk → codes. */
 template <int D, bool BIAS>
 __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const uint32_t (&q)[D / 32][4],
-                                          const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
+                                          const uint32_t (&picks)[4], const float (&q_unit)[2], uint32_t stage,
+                                          const WarpPlace &my)
 {
     const int number = pair_at(my.pairs, 0);
-    if (BIAS)
-        load_bias(pair.s, stage + my.bias);
     products_fence();
-    issue_pair_scores<D>(pair.s, q, stage, BIAS);
+    issue_pair_scores<D, BIAS>(pair.s, q, picks, stage);
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
@@ -232,8 +230,8 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
 }
 
 template <int D, bool BIAS>
-__device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const float (&q_unit)[2],
-                                     uint32_t shared, const WarpPlace &my)
+__device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
+                                     const float (&q_unit)[2], uint32_t shared, const WarpPlace &my)
 {
     const int n = my.pairs.end - my.pairs.first;
     if (n == 0)
@@ -242,7 +240,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
     PairState<D> pair;
     PairAhead next, last = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, CUDART_INF_F};
     barrier_wait(here.full, here.phase);
-    PairMeta meta = begin<D, BIAS>(pair, next, q, q_unit, here.stage, my);
+    PairMeta meta = begin<D, BIAS>(pair, next, q, picks, q_unit, here.stage, my);
     if (n > 1)
         ahead.advance();
     bool ready = false;
@@ -254,14 +252,11 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         pack_pair(pair.s, pair.p);
         if (!ready)
             barrier_wait(ahead.full, ahead.phase);
-        pin(pair.p);
-        if (BIAS)
-            load_bias(pair.s, ahead.stage + my.bias);
         named_barrier(TURN + group, COLD_GROUPS * 128);
         pin(pair.s);
         pin(pair.p);
         products_fence();
-        issue_pair_scores<D>(pair.s, q, ahead.stage, BIAS);
+        issue_pair_scores<D, BIAS>(pair.s, q, picks, ahead.stage);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
         take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
@@ -299,8 +294,7 @@ __device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, c
                                      const PairRange &pairs)
 {
     const uint8_t *blobs = job.blob + static_cast<int64_t>(place.head) * ((job.room + 1) / 2) * Pair<D>::BYTES;
-    const HeadRange heads = heads_of_rows(job, place.row, COLD_ROWS);
-    const uint32_t bias_bytes = BIAS ? heads.count * BIAS_BYTES : 0;
+    const uint32_t bias_bytes = BIAS ? BIAS_BYTES : 0;
     Cursor<D> at(shared);
     for (int i = 0; i < pairs.end - pairs.first; i++, at.advance()) {
         const int number = pair_at(pairs, i);
@@ -310,7 +304,7 @@ __device__ __forceinline__ void feed(uint32_t shared, const apa_cuda_job &job, c
         copy_bulk(at.stage, from, Pair<D>::META, at.full);
         copy_bulk(at.stage + Pair<D>::META_AT, from + Pair<D>::META, 64, at.full);
         if (BIAS)
-            copy_bulk(at.stage + Pair<D>::BIAS_AT, bias_of(job, place.head, number, heads.first), bias_bytes, at.full);
+            copy_bulk(at.stage + Pair<D>::BIAS_AT, bias_of(job, place.head, number), bias_bytes, at.full);
     }
 }
 
@@ -355,13 +349,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = unit.number < job.units && unit.local < job.unit_count;
-    WarpPlace my = {job,
-                    unit,
-                    line % APA_CUDA_UNIT,
-                    bias_at<D>(job, place.row, COLD_ROWS, line),
-                    base + S::ROWS_AT + warp * 16 * 8,
-                    pairs,
-                    {0, 0}};
+    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}};
     {
         ThreadRows<1> seen;
         const WarpView view = warp_rows<1>(job, unit, my.first_row, seen);
@@ -373,8 +361,9 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
         }
     }
     ColdRows<D> rows;
-    uint32_t q[D / 32][4] = {};
+    uint32_t q[D / 32][4] = {}, picks[4];
     float q_unit[2] = {0.0f, 0.0f};
+    bias_operand(picks, line / job.Sq16);
     if (there)
         load_pair_queries<D>(q, job, unit, my.first_row / 16);
 #pragma unroll
@@ -389,7 +378,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             rows.o[k][i] = 0.0f;
-    walk<D, BIAS>(rows, q, q_unit, base, my);
+    walk<D, BIAS>(rows, q, picks, q_unit, base, my);
     if (!there)
         return;
     const int64_t first_row = (place.split * job.unit_count + unit.local) * APA_CUDA_UNIT + my.first_row;

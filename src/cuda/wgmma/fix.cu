@@ -25,8 +25,7 @@ __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit
 {
     using S = FixShape<D>;
     const int64_t list = unit.local * job.tiles, pairs = (job.room + 1) / 2;
-    const HeadRange heads = heads_of_rows(job, unit.number * APA_CUDA_UNIT, APA_CUDA_UNIT);
-    const uint32_t bias_bytes = BIAS ? heads.count * BIAS_BYTES : 0;
+    const uint32_t bias_bytes = BIAS ? BIAS_BYTES : 0;
     for (int i = 0; i < end - first; i++) {
         const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
         const uint32_t tile = job.fix_tile[list + first + i];
@@ -38,8 +37,7 @@ __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit
         copy_bulk(stage, from, Pair<D>::META, full);
         copy_bulk(stage + Pair<D>::META_AT, from + Pair<D>::META, 64, full);
         if (BIAS)
-            copy_bulk(stage + Pair<D>::BIAS_AT, bias_of(job, unit.head, static_cast<int>(tile / 2), heads.first),
-                      bias_bytes, full);
+            copy_bulk(stage + Pair<D>::BIAS_AT, bias_of(job, unit.head, static_cast<int>(tile / 2)), bias_bytes, full);
     }
 }
 
@@ -68,7 +66,6 @@ struct FixPlace {
     const apa_cuda_job &job;
     const Unit &unit;
     WarpView view;
-    uint32_t bias; /* of the warp's query head: offset in a stage */
     int warp;
 };
 
@@ -77,10 +74,10 @@ template <int D, bool BIAS>
 __device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4], uint32_t stage,
                                              int number, const PairMeta &meta, const FixPlace &my)
 {
-    if (BIAS)
-        load_bias(pair.s, stage + my.bias);
+    uint32_t picks[4];
+    bias_operand(picks, (my.unit.number * APA_CUDA_UNIT + my.warp * 16) / my.job.Sq16);
     products_fence();
-    issue_pair_scores<D>(pair.s, q, stage, BIAS);
+    issue_pair_scores<D, BIAS>(pair.s, q, picks, stage);
     products_wait<0>();
     pin(pair.s);
     if (my.view.every_first > number * PAIR_KEYS || my.view.every_end < (number + 1) * PAIR_KEYS ||
@@ -185,8 +182,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + warp * 16 + h * 8 + (lane >> 2)];
-    const int line = unit.number * APA_CUDA_UNIT;
-    FixPlace my = {job, unit, {}, bias_at<D>(job, line, APA_CUDA_UNIT, line + warp * 16), warp};
+    FixPlace my = {job, unit, {}, warp};
     {
         ThreadRows<1> seen;
         my.view = warp_rows<1>(job, unit, warp * 16, seen);

@@ -20,11 +20,14 @@
 /* A row of n tiles with even shares has them all hot while 1/n > ε, and a group of 16 a little longer: at n·ε = 1
  * … 1.25 (1.25 … 1.5) .9 (.35) of its tiles are hot on normal noise, .3 (.15) on topics, .1 on a real head. A tile of
  * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
- * that goes to the exact kernel at once. Where cold tiles are hardly cheaper (D 64), later. */
+ * that goes to the exact kernel at once. At D 64 both passes together gain on the exact kernel (cold tiles alone cost
+ * .85 of it) only where next to nothing is hot: 16384 keys, causal, are 1.0 (sink-tail) to 1.25 (topics) of it. */
 #define EARLY_SHARES 1.25
-#define EARLY_SHARES_64 1.5
+#define EARLY_SHARES_64 4.0
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
 #define LEAST_SAMPLE 128
+#define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
+#define MOST_BIAS_HEADS 8
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -59,7 +62,7 @@ static void prefer_smooth(apa_recipe *recipe, const apa_call *call)
     if (apa_recipe_qk_format(recipe) != APA_QK_FORMAT_E4M3 || apa_recipe_pv_format(recipe) != APA_PV_FORMAT_E4M3)
         return;
     apa_recipe_fill_auto(&resolved, call->Sq, call->Skv, call->D);
-    if (recipe->smooth_q == APA_TOGGLE_AUTO && resolved.packing != APA_PACKING_ROWS)
+    if (recipe->smooth_q == APA_TOGGLE_AUTO && resolved.packing != APA_PACKING_ROWS && call->G <= MOST_BIAS_HEADS)
         recipe->smooth_q = APA_TOGGLE_ON;
     if (recipe->smooth_q == APA_TOGGLE_ON && recipe->q_mean == APA_Q_MEAN_AUTO)
         recipe->q_mean = APA_Q_MEAN_HEAD;
@@ -102,8 +105,8 @@ static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, co
     return refuse(context, knob, found);
 }
 
-/* A resolved recipe with cold tiles. */
-static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
+/* A resolved recipe with cold tiles, for G query heads a KV head. */
+static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int64_t G)
 {
     const struct {
         const char *knob;
@@ -122,7 +125,8 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe)
         {"q_terms", recipe->q_terms == 1},
         {"smooth_v", recipe->smooth_v == APA_TOGGLE_OFF},
         {"hadamard", recipe->hadamard == APA_TOGGLE_OFF},
-        {"smooth_q", recipe->smooth_q == APA_TOGGLE_OFF || recipe->packing != APA_PACKING_ROWS},
+        {"smooth_q",
+         recipe->smooth_q == APA_TOGGLE_OFF || (recipe->packing != APA_PACKING_ROWS && G <= MOST_BIAS_HEADS)},
         {"q_mean", recipe->smooth_q == APA_TOGGLE_OFF || recipe->q_mean == APA_Q_MEAN_HEAD},
         {"skip", recipe->skip == APA_TOGGLE_OFF},
         {"second_look", recipe->second_look == APA_TOGGLE_ON}, /* verdicts fall when λ is complete */
@@ -154,7 +158,7 @@ static apa_status resolve_cold(apa_context *context, apa_call *call)
         snprintf(found, sizeof found, "%d with cold tiles", (int)call->D);
         return refuse(context, "dim", found);
     }
-    const apa_status status = check_cold(context, &call->recipe);
+    const apa_status status = check_cold(context, &call->recipe, call->G);
     return status == APA_STATUS_OK ? apa_cuda_check_shape(context, call) : status;
 }
 
@@ -268,7 +272,7 @@ static void lay_out_means(apa_cuda_job *job, apa_cuda_arena *at)
     job->q_range = apa_cuda_take(at, heads * ceil_div(job->Sq, 128) * 2 * job->D, sizeof(float));
     job->q_mean = apa_cuda_take(at, heads * job->D, sizeof(float));
     job->q_head_scale = apa_cuda_take(at, heads, sizeof(float));
-    job->key_bias = apa_cuda_take(at, heads * ceil_div(job->tiles, 2) * 128, sizeof(uint16_t));
+    job->key_bias = apa_cuda_take(at, heads / job->G * ceil_div(job->tiles, 2) * PAIR_BIAS_BYTES, 1);
 }
 
 /* What `units` units need for a pass over cold tiles and one over hot ones. */

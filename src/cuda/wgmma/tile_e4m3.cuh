@@ -37,9 +37,10 @@ constexpr float APART = 512.0f;                 /* of two sums: 9 octaves */
 constexpr float PAIR_SLACK = 40.0f;    /* a row's frame moves for a pair that is this much above it; sums are FP32 */
 constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
 
-/* Biases of a pair's keys, for one query head, in memory and in shared memory: a lane's 32 keys in line. */
-constexpr int BIAS_BYTES = 2 * PAIR_KEYS;
-constexpr int BLOCK_HEADS = 8; /* query heads that 128 rows in line can belong to, 16 positions at least of each */
+/* Biases of a pair's keys (bias.cu), as one more step of the scores' products: 32 bytes a key, in E4M3, BIAS_DIGITS for
+ * each of at most BIAS_HEADS query heads, rows in the 32-byte swizzle. A warp's rows are of one query head: their
+ * operand has the digits' weights at its place and zeros elsewhere. */
+constexpr int BIAS_HEADS = 8, BIAS_DIGITS = 3, BIAS_ROW = 32, BIAS_BYTES = PAIR_KEYS * BIAS_ROW;
 
 /* How a pair stands in memory. */
 struct PairMeta {
@@ -53,7 +54,7 @@ template <int D> struct Pair {
     static constexpr int K = 0, V = PAIR_KEYS * D, META = 2 * PAIR_KEYS * D, BYTES = META + 64;
     /* in shared memory */
     static constexpr int ONES_AT = META, META_AT = ONES_AT + 1024, BIAS_AT = META_AT + 1024,
-                         STAGE = BIAS_AT + BLOCK_HEADS * BIAS_BYTES;
+                         STAGE = BIAS_AT + BIAS_BYTES;
 };
 
 /* Key, within 32, whose probability lies at place `slot` of the A operand: that of the scores' sums. */
@@ -68,10 +69,10 @@ template <int D> __device__ __forceinline__ uint32_t key_piece(uint32_t key, uin
     return D == 128 ? swizzled(key, piece) : key * 64 + ((piece ^ (key >> 1 & 3)) << 4);
 }
 
-/* Place of a key's bias among the 128: lane t of a quad holds keys 8n + 2t and 8n + 2t + 1. */
-__host__ __device__ constexpr int place_of_bias(int key)
+/* Byte offset of byte `byte` of a key's biases. */
+__host__ __device__ constexpr int bias_place(int key, int byte)
 {
-    return key % 8 / 2 * 32 + key / 8 * 2 + key % 2;
+    return key * BIAS_ROW + (((byte >> 4) ^ (key >> 2 & 1)) << 4) + byte % 16;
 }
 
 /* Frames of the pairs take turns at four parts of an octave: the error of a code is periodic in it, and rows whose
@@ -106,28 +107,35 @@ template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t ad
     return 2ull << 62 | (512ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Where the sums of scores begin: at their keys' biases, the same for both rows of a lane. */
-__device__ __forceinline__ void load_bias(uint32_t (&s)[32], uint32_t bias)
+/* What picks the biases of query head `head` of its KV head, as an A operand of 16 rows of it. */
+__device__ __forceinline__ void bias_operand(uint32_t (&a)[4], int head)
 {
 #pragma unroll
-    for (int part = 0; part < 4; part++) {
-        uint32_t b[4];
-        load_shared_16(b, bias + (threadIdx.x & 3) * 64 + part * 16);
+    for (int half = 0; half < 2; half++) {
+        uint32_t word = 0;
 #pragma unroll
-        for (int n = 0; n < 4; n++)
-            s[8 * part + 2 * n] = s[8 * part + 2 * n + 1] = b[n];
+        for (int i = 0; i < 4; i++) {
+            const int byte = half * 16 + (threadIdx.x & 3) * 4 + i, digit = byte % BIAS_DIGITS;
+            const uint32_t weight = digit == 0 ? 0x78u : digit == 1 ? 0x58u : 0x38u; /* 256, 16, 1 */
+            word |= byte / BIAS_DIGITS == head ? weight << 8 * i : 0u;
+        }
+        a[2 * half] = a[2 * half + 1] = word;
     }
 }
 
-/* Scores of the pair at `stage`, on top of what s holds or not. */
-template <int D>
-__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4], uint32_t stage,
-                                                  bool add)
+/* Scores of the pair at `stage`. */
+template <int D, bool BIAS>
+__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4],
+                                                  const uint32_t (&picks)[4], uint32_t stage)
 {
     const uint64_t k = keys_descriptor<D>(stage + Pair<D>::K);
 #pragma unroll
     for (int step = 0; step < D / 32; step++)
-        product_e4m3_f16(s, q[step], k + step * 2, add || step != 0);
+        product_e4m3_f16(s, q[step], k + step * 2, step != 0);
+    if (BIAS) { /* rows of 32 bytes: blocks of 8 rows are 256, swizzle mode 3 */
+        const uint64_t rows = 3ull << 62 | (256ull >> 4) << 32 | 1ull << 16;
+        product_e4m3_f16(s, picks, rows | ((stage + Pair<D>::BIAS_AT) & 0x3ffff) >> 4, 1);
+    }
     products_commit();
 }
 
@@ -329,33 +337,10 @@ struct PairRange {
     int first, end;
 };
 
-/* Query heads of a KV head that `rows` rows in line, from `first` on, belong to. With smooth_q heads lie one after the
- * other, and positions are rounded up to 16: BLOCK_HEADS at most of 128 rows. */
-struct HeadRange {
-    int first, count;
-};
-
-__device__ __forceinline__ HeadRange heads_of_rows(const apa_cuda_job &job, int first, int rows)
+/* Biases of a pair. */
+__device__ __forceinline__ const uint8_t *bias_of(const apa_cuda_job &job, int head, int number)
 {
-    HeadRange heads;
-    heads.first = min(first / job.Sq16, job.G - 1);
-    heads.count = min((first + rows - 1) / job.Sq16, job.G - 1) - heads.first + 1;
-    return heads;
-}
-
-/* Where the biases of row `line` lie in a stage that holds those of these heads. Rows behind the last head take its. */
-template <int D> __device__ __forceinline__ uint32_t bias_at(const apa_cuda_job &job, int first, int rows, int line)
-{
-    const HeadRange heads = heads_of_rows(job, first, rows);
-    const int head = min(line / job.Sq16, heads.first + heads.count - 1);
-    return static_cast<uint32_t>(Pair<D>::BIAS_AT + (head - heads.first) * BIAS_BYTES);
-}
-
-/* Biases of a pair, from query head `first_head` of KV head `head` on. */
-__device__ __forceinline__ const uint16_t *bias_of(const apa_cuda_job &job, int head, int number, int first_head)
-{
-    const int64_t place = static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number;
-    return job.key_bias + (place * job.G + first_head) * PAIR_KEYS;
+    return job.key_bias + (static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number) * BIAS_BYTES;
 }
 
 #endif
