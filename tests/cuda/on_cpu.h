@@ -310,7 +310,6 @@ static inline char *at_address(uint32_t address)
 #define named_barrier ptx_named_barrier
 #define mma_16 ptx_mma_16
 #define pack_e4m3 ptx_pack_e4m3
-#define unpack_e4m3 ptx_unpack_e4m3
 #define pack_16 ptx_pack_16
 #define max_u16_2 ptx_max_u16_2
 #define copy_async_16_or_zero ptx_copy_async_16_or_zero
@@ -324,7 +323,6 @@ static inline char *at_address(uint32_t address)
 #undef named_barrier
 #undef mma_16
 #undef pack_e4m3
-#undef unpack_e4m3
 #undef pack_16
 #undef max_u16_2
 #undef copy_async_16_or_zero
@@ -342,16 +340,6 @@ static inline uint32_t shared_address(const void *pointer)
 static inline uint32_t pack_e4m3(float low, float high)
 {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-}
-
-static inline uint16_t half_of_e4m3(uint32_t code)
-{
-    return __nv_cvt_fp8_to_halfraw(static_cast<uint8_t>(code), __NV_E4M3).x;
-}
-
-static inline uint32_t unpack_e4m3(uint32_t codes)
-{
-    return half_of_e4m3(codes & 0xff) | static_cast<uint32_t>(half_of_e4m3(codes >> 8 & 0xff)) << 16;
 }
 
 static inline uint16_t bits_16(float x, bool bf16)

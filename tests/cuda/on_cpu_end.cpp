@@ -6,7 +6,7 @@
 
 #include <random>
 
-enum { HKV = 2, G = 3 };
+enum { HKV = 2, G = 3, MORE_ROOM = 3 /* tiles */ };
 
 struct shape {
     int D, Sq, Skv, splits, hot_splits, early_tiles, packing_rows, counted, f16_out;
@@ -68,6 +68,7 @@ struct call {
         job.Skv = s.Skv;
         job.D = s.D;
         job.tiles = (s.Skv + 63) / 64;
+        job.room = job.tiles + MORE_ROOM;
         job.packing_rows = s.packing_rows;
         job.Sq16 = (s.Sq + 15) / 16 * 16;
         job.rows = (s.packing_rows ? s.Sq : job.Sq16) * G;
@@ -97,12 +98,15 @@ struct call {
     void make_up()
     {
         const size_t splits = static_cast<size_t>(s.splits), D = static_cast<size_t>(s.D);
-        for (size_t i = 0; i < HKV * tiles; i++)
+        for (int i = 0; i < HKV * job.room; i++)
             poisoned.push_back(chance(0.02f));
         for (size_t i = 0; i < units * 8; i++)
             all_hot.push_back(chance(0.1f));
         for (size_t i = 0; i < units * 8 * tiles; i++)
-            candidate.push_back(chance(0.1f) ? APA_CUDA_CANDIDATE_ADDED : chance(0.1f) ? APA_CUDA_CANDIDATE_HELD : 0);
+            candidate.push_back(chance(0.1f)    ? APA_CUDA_CANDIDATE_ADDED
+                                : chance(0.1f)  ? APA_CUDA_CANDIDATE_HELD
+                                : chance(0.05f) ? APA_CUDA_SKIPPED_TILE
+                                                : 0);
         fill(mass, rows * tiles, [] { return between(-4, 10); });
         fill(part_frame, splits * rows, [] { return chance(0.1f) ? -INFINITY : between(0, 10); });
         fill(part_lambda, splits * rows, [] { return between(0, 20); });
@@ -169,13 +173,14 @@ struct verdict_of_group {
     bool hot, fix;
 };
 
-static verdict_of_group check_verdict(const call &c, size_t unit, size_t tile, int group, uint64_t (&counts)[3])
+static verdict_of_group check_verdict(const call &c, size_t unit, size_t tile, int group,
+                                      uint64_t (&counts)[APA_CUDA_COUNTS])
 {
     const bool early = c.early(unit);
     const size_t at = (unit * 8 + group) * c.tiles + tile;
-    const int kind = early ? 0 : c.candidate[at];
+    const int kind = early || c.candidate[at] == APA_CUDA_SKIPPED_TILE ? 0 : c.candidate[at]; /* skipped: cold */
     const bool forced =
-        early || c.poisoned[unit / c.job.units * c.tiles + tile] != 0 || c.all_hot[unit * 8 + group] != 0;
+        early || c.poisoned[unit / c.job.units * c.job.room + tile] != 0 || c.all_hot[unit * 8 + group] != 0;
     bool hot = false;
     int rows = 0;
     for (int r = 0; r < 16; r++) {
@@ -199,7 +204,7 @@ static verdict_of_group check_verdict(const call &c, size_t unit, size_t tile, i
 
 static void check_lists(const call &c)
 {
-    uint64_t counts[3] = {};
+    uint64_t counts[APA_CUDA_COUNTS] = {};
     for (size_t unit = 0; unit < c.units; unit++) {
         int hots = 0, fixes = 0;
         for (size_t tile = 0; tile < c.tiles; tile++) {

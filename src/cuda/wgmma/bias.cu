@@ -46,9 +46,9 @@ __device__ __forceinline__ float load_means(uint32_t (&a)[D / 16][4], const floa
 __device__ __forceinline__ uint32_t take_digit(float (&bias)[2], float weight)
 {
     const uint32_t codes = pack_e4m3(bias[0] / weight, bias[1] / weight);
-    const uint32_t values = unpack_e4m3(codes);
-    bias[0] -= low_half(values) * weight;
-    bias[1] -= high_half(values) * weight;
+    const float2 value = unpack_e4m3(codes);
+    bias[0] -= value.x * weight;
+    bias[1] -= value.y * weight;
     return codes;
 }
 

@@ -23,14 +23,6 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece)
 
 #ifdef APA_CUDA_BULK
 
-/* The two values of pack_e4m3(), in FP16. */
-__device__ __forceinline__ uint32_t unpack_e4m3(uint32_t codes)
-{
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
-    return halves;
-}
-
 /* ---- roles ---- */
 
 template <int REGISTERS> __device__ __forceinline__ void take_registers()

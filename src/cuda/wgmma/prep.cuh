@@ -45,6 +45,14 @@ template <bool BF16> __device__ __forceinline__ void widen_8(const uint4 &x, flo
     }
 }
 
+/* The two values of pack_e4m3(). */
+__device__ __forceinline__ float2 unpack_e4m3(uint32_t codes)
+{
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
+    return make_float2(low_half(halves), high_half(halves));
+}
+
 /* Is the row finite, of which LANES neighbouring lanes hold a part each? */
 template <int LANES> __device__ __forceinline__ bool row_finite(bool own)
 {

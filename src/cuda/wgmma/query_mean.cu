@@ -2,10 +2,9 @@
  * scale of what is left, one for all queries of the head.
  *
  * Sums in double of the queries that are finite, over blocks of 128 positions, then over blocks; the quotient is
- * rounded to the inputs' 16 bits, so that bias.cu can multiply with it as it is. (Any vector would do: what is taken
- * off comes back.) Smallest and largest values of the channels say how large a query minus the mean can be.
+ * rounded once to FP32. Smallest and largest values of the channels say how large a query minus the mean can be.
  *
- * Why one scale: sums of scores begin at their keys' biases (tile_e4m3.cuh), which the rows of a head share only in
+ * Why one scale: biases of keys join the sums of scores (tile_e4m3.cuh), and the rows of a head share them only in
  * units that they share. FP16 has to hold these sums: a bias is at most |mean|·√D·14 units of K's scale, and a scale of
  * at least |mean|/253 keeps it under 40000, beside which 14·14·128 fit. */
 #include "cuda/wgmma/prep.cuh"
