@@ -4,17 +4,19 @@
  *
  *   bulk     one thread waits until all 32 readers have arrived at the stage's `empty` barrier, announces the bytes on
  * its `full` barrier and starts cp.async.bulk; readers wait for `full`, read, and arrive at `empty` each for itself
- *   once     the same with as many pieces as stages: nothing is ever overwritten, so a report is of a read that comes
+ *   warp     the same, but the readers' warp meets in __syncwarp() and one of it arrives for all, as ring.cuh does
+ *   once     bulk with as many pieces as stages: nothing is ever overwritten, so a report is of a read that comes
  *            after its write alone
  *   plain    the same two barriers with stores by 32 threads instead of the bulk copy
  *   async    cp.async, cp.async.wait_group and __syncthreads(), as before sm_90
  *
  *     nvcc -std=c++17 -O2 -Isrc -arch=sm_90 -o cuda_race tests/cuda/race.cu
- *     for ring in bulk once plain async; do compute-sanitizer --tool racecheck ./cuda_race $ring; done
+ *     for ring in bulk warp once plain async; do compute-sanitizer --tool racecheck ./cuda_race $ring; done
  *
- * bulk and once reported, plain and async clean: the tool does not see that a bulk copy's writes come before the end of
- * the wait on its barrier. plain reported too: it does not know the barriers. All clean: look at
- * src/cuda/warp_mma/ring.cuh. */
+ * What a report of one says: bulk and once, that the tool does not see a bulk copy's writes come before the end of the
+ * wait on its barrier; plain, that it does not know the barriers; warp alone, that it does not see one lane's arrival,
+ * after
+ * __syncwarp(), come after the other lanes' reads. None of them: look at src/cuda/warp_mma/ring.cuh. */
 #include "cuda/ptx.cuh"
 
 #include <cstdio>
@@ -48,7 +50,8 @@ __device__ uint32_t read_piece(const Stages &ring, int i, int reader)
 }
 
 /* Warp 0 produces, warp 1 reads. BULK: one thread and bulk copies; otherwise 32 threads and stores. */
-template <bool BULK> static __global__ void barrier_ring(const uint4 *from, int pieces, uint32_t *sums)
+template <bool BULK, bool BY_WARP = false>
+static __global__ void barrier_ring(const uint4 *from, int pieces, uint32_t *sums)
 {
 #ifdef APA_CUDA_BULK
     __shared__ __align__(128) uint8_t stages[STAGES * BYTES];
@@ -57,7 +60,7 @@ template <bool BULK> static __global__ void barrier_ring(const uint4 *from, int 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(ring.full(i), BULK ? 1 : 32);
-            barrier_init(ring.empty(i), READERS);
+            barrier_init(ring.empty(i), BY_WARP ? 1 : READERS);
         }
         barrier_init_fence();
     }
@@ -83,7 +86,10 @@ template <bool BULK> static __global__ void barrier_ring(const uint4 *from, int 
     for (int i = 0; i < pieces; i++) {
         barrier_wait(ring.full(i), i / STAGES & 1);
         sum += read_piece(ring, i, reader);
-        barrier_arrive(ring.empty(i));
+        if (BY_WARP)
+            __syncwarp();
+        if (!BY_WARP || reader == 0)
+            barrier_arrive(ring.empty(i));
     }
     sums[reader] = sum;
 #endif
@@ -138,6 +144,8 @@ int main(int argc, char **argv)
             async_ring<<<1, 64>>>(from, pieces, to);
         else if (strcmp(which, "plain") == 0)
             barrier_ring<false><<<1, 64>>>(from, pieces, to);
+        else if (strcmp(which, "warp") == 0)
+            barrier_ring<true, true><<<1, 64>>>(from, pieces, to);
         else
             barrier_ring<true><<<1, 64>>>(from, pieces, to);
         error = cudaDeviceSynchronize();

@@ -603,12 +603,17 @@ static void check_graph(apa_context *context, const char *method)
     run(context, &data, engine, &recipe, data.out[1], data.lse[1], NULL, &statistics);
     const size_t q = (size_t)(c.Hq * c.Sq * c.D), kv = (size_t)(c.Hkv * c.Skv * c.D), rows = (size_t)(c.Hq * c.Sq);
     void *device[6] = {0};
-    size_t bytes = 0;
+    apa_cuda_options options;
+    apa_cuda_plan plan;
+    apa_cuda_options_init(&options);
+    apa_cuda_plan_init(&plan);
+    options.family = strcmp(engine, "cuda") == 0 ? "auto" : engine + strlen("cuda:");
     apa_problem problem = data.problem;
     problem.out = apa_tensor_hnd(NULL, APA_DTYPE_F32, 1, c.Hq, c.Sq, c.D);
     problem.lse = apa_tensor_hnd(NULL, APA_DTYPE_F32, 1, c.Hq, c.Sq, 1);
-    check(apa_cuda_workspace_bytes(context, &problem, &recipe, &bytes) == APA_STATUS_OK, "workspace size");
-    const size_t sizes[6] = {q * 2, kv * 2, kv * 2, q * 4, rows * 4, bytes > 0 ? bytes : 256};
+    check(apa_cuda_attention_plan(context, &problem, &recipe, &options, &plan) == APA_STATUS_OK, "plan");
+    const size_t sizes[6] = {q * 2, kv * 2,   kv * 2,
+                             q * 4, rows * 4, plan.workspace_bytes > 0 ? plan.workspace_bytes : 256};
     const void *from[3] = {data.q.data, data.k.data, data.v.data};
     cudaError_t error = cudaSuccess;
     for (int i = 0; i < 6 && error == cudaSuccess; i++)
@@ -620,8 +625,6 @@ static void check_graph(apa_context *context, const char *method)
     problem.v.data = device[2];
     problem.out.data = device[3];
     problem.lse.data = device[4];
-    apa_cuda_options options;
-    apa_cuda_options_init(&options);
     cudaStream_t stream = NULL;
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
