@@ -18,7 +18,7 @@ if(APA_TESTS AND APA_NVCC AND CMAKE_C_COMPILER_ID STREQUAL GNU AND NOT APA_SANIT
   find_program(APA_TEST_CXX NAMES g++ c++ clang++)
   if(APA_TEST_CXX)
     add_test(NAME cuda_on_cpu COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/on_cpu.sh ${PROJECT_SOURCE_DIR} ${APA_NVCC} ${APA_TEST_CXX})
-    set_tests_properties(cuda_on_cpu PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)
+    set_tests_properties(cuda_on_cpu PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77)
   endif()
 endif()
 
