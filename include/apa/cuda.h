@@ -59,7 +59,9 @@ typedef struct apa_cuda_options {
 
     /* Keys that stay prepared between calls, for prompts that come in chunks: codes and scales of the tiles lie in
      * memory of the caller's, and a call makes only those of the keys that are new to it. Out and LSE are, bit for bit,
-     * those of a call with prepared_keys 0 and prepared_mean 1, which makes all tiles anew about the same mean.
+     * those of a call with prepared_keys 0 and prepared_mean 1, which makes all tiles anew about the same mean; but
+     * after a call with fewer keys than are kept the largest key of those given up stays in the bound that tells rows
+     * beyond the formats, so more rows may be exact.
      *
      * The same in all calls on one memory: device, family (by name, not "auto"), recipe, dtype, B, Hkv, D and
      * prepared_room. Refused where a scale is not a tile's own (cuda:warp: all but qk_scale_granularity=row), and for

@@ -34,6 +34,7 @@ struct shape {
     int bf16, Skv, Sq, stride /* 0: no smoothing */, early_tiles, packing_rows;
     float size; /* of keys and values */
     int G = 2, smooth_q = 0, p_phase = 0, negate = 0;
+    float spike = 0.0f; /* two queries of each head, of opposite signs, so large */
 };
 
 /* A call: inputs, the job, and the buffers that it fills. */
@@ -100,6 +101,9 @@ template <int D> struct call {
         for (int i = 0; i < HKV * s.G * s.Sq * D; i++) /* heads of different means */
             q.push_back(
                 bits_16(normal(random) + (s.smooth_q ? 0.7f * static_cast<float>(i / D / s.Sq % 5) : 0.0f), s.bf16));
+        for (int hq = 0; hq < HKV * s.G && s.spike > 0.0f; hq++)
+            for (int i = 0; i < 2 * D; i++)
+                q[(static_cast<size_t>(hq) * s.Sq + 16) * D + i] = bits_16(i < D ? s.spike : -s.spike, s.bf16);
         k[70 * D + 3] = infinite; /* a key of the first head, and the last of the second; a value; a query */
         k[k.size() - D + 1] = nan;
         v[(static_cast<size_t>(s.Skv) + 5) * D + 60] = nan;
@@ -362,8 +366,21 @@ template <int D> static void check_group(const call<D> &c, int unit, int group)
         const double largest = job.c * (std::sqrt(square) + std::sqrt(mean_square)) * std::sqrt(c.largest[h]);
         const int sees = real ? (position + job.Skv - job.Sq) / 64 + 1 : 0;
         many = many || sees > job.early_tiles;
-        unjudged = unjudged || (sees > 0 && (!finite || !(largest <= (c.s.p_phase ? 365.0 : 1900.0))));
+        const double norm = std::sqrt(c.largest[h]),
+                     bound = c.s.smooth_q ? job.c * scale * norm / 1024.0 : 0.0;
+        unjudged = unjudged || (sees > 0 && (!finite || of_scores.unit * scale * norm > 7.0 * 65504.0 || bound > 1.0 / 12 ||
+                                             !(largest <= (c.s.p_phase ? 365.0 : 1900.0))));
         expect(c.q_scale[row] == of_scores.unit * scale, "scale of Q", unit, row);
+        /* codes lose a 16th of a channel, and of the score next to nothing else where the group is judged */
+        double lost = 0.0;
+        for (int d = 0; d < D; d++) {
+            const double error = std::fabs(x[d] - double{value_e4m3(code(x[d] / scale))} * scale),
+                         rest = error - std::fabs(x[d]) / 15.0;
+            lost += rest > 0.0 ? rest * rest : 0.0;
+        }
+        lost = job.c * std::sqrt(lost * c.largest[h]);
+        expect(!real || sees <= 0 || c.all_hot[static_cast<size_t>(unit) * 8 + group] != 0 || lost <= std::sqrt(D / 144.0),
+               "octaves of a score lost to the scale of the head", unit, row);
         expect(near(c.shift[row], isfinite(dot) ? dot * job.c_exact : 0.0, 1e-5), "shift", unit, row);
         for (int d = 0; d < D; d++) {
             const int d32 = d % 32;
@@ -420,5 +437,9 @@ int main()
     check<64>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
     check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 1, 1, 0});  /* as many query heads as biases have room for */
     check<128>({1, 390, 40, 0, 0, 0, 30.0f, 2, 1, 1, 0}); /* scores beyond the format, and no mean of K */
+    /* one query's size sets the scale of its head */
+    check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 2000.0f});
+    check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 20000.0f});
+    check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
     return wrong == 0 ? 0 : 1;
 }

@@ -285,13 +285,17 @@ static int check(int ranks, const shape *s, const char *preset, int way, double 
         const bool ran = t[r].status == APA_STATUS_OK;
         const double error = ran ? distance(t[r].out, truth, rows * (size_t)s->D) : NAN;
         const double lse_error = ran ? distance(t[r].lse, truth_lse, rows) : NAN;
-        const bool same = ran && memcmp(t[r].out, t[0].out, rows * (size_t)s->D * 4) == 0;
+        size_t differ = 0;
+        for (size_t i = 0; ran && i < rows * (size_t)s->D; i++)
+            differ += memcmp(&t[r].out[i], &t[0].out[i], sizeof t[r].out[i]) != 0;
+        const bool same = ran && differ == 0;
         const bool right = error <= bound && lse_error <= bound && same;
         wrong += !right;
         if (r == 0 || !right)
-            printf("%s %d ranks, cut %d, %s, Sq %d, Skv %d, D %d, causal %d, rank %d: out %.2e, lse %.2e %s\n",
+            printf("%s %d ranks, cut %d, %s, Sq %d, Skv %d, D %d, causal %d, rank %d: out %.2e, lse %.2e, %zu of %zu "
+                   "values not rank 0's %s\n",
                    right ? "ok  " : "FAIL", ranks, way, preset, (int)s->Sq, (int)s->Skv, (int)s->D, s->causal, r, error,
-                   lse_error, t[r].said);
+                   lse_error, differ, rows * (size_t)s->D, t[r].said);
         free(t[r].out);
         free(t[r].lse);
     }

@@ -86,8 +86,8 @@ static __global__ void __launch_bounds__(BIAS_THREADS, 2) wgmma_bias_kernel(cons
                 if (first + 8 * i < job.Skv)
                     k[i][j] = *reinterpret_cast<const uint4 *>(keys + 8 * i * job.k.stride[2] + 32 * j);
             }
-        const float scale =
-            factor / *reinterpret_cast<const float *>(job.blob + place * Pair<D>::BYTES + Pair<D>::META);
+        const float scale = /* finite: a bias of 0 stays one where the quotient overflows */
+            fminf(factor / *reinterpret_cast<const float *>(job.blob + place * Pair<D>::BYTES + Pair<D>::META), 3e38f);
         __syncthreads(); /* the digits before have been copied */
 #pragma unroll
         for (int i = 0; i < BIAS_STEPS; i++) {

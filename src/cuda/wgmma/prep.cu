@@ -6,6 +6,7 @@
 constexpr int SUM_TILES = 4; /* tiles whose keys one block adds up */
 constexpr int PREP_THREADS = 256;
 constexpr int MEAN_STRIPES = 8;
+constexpr float LOST_LIMIT = 1.0f / 12.0f; /* octaves; beyond, an outlier among a head's queries is to blame */
 
 /* Blocks that add up the keys of a head: every smooth_stride-th tile. */
 static __host__ __device__ __forceinline__ int sum_parts(int tiles, int stride)
@@ -178,7 +179,14 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
         job.q_scale[at] = of_scores.unit * scale;
         job.shift[at] = isfinite(shift) ? static_cast<float>(shift) : 0.0f;
         const float largest = job.c * (sqrtf(square) + sqrtf(mean_square)) * sqrtf(job.k_scale_max[unit.head]);
-        if (sees > 0 && (!finite || !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))))
+        /* With a scale of the head a row's codes may lie below 2^-6, where a channel loses up to half their step,
+         * 2^-10. Its channels' losses add up at random, so about 1 / sqrt(3) of this is what a score loses. */
+        const float norm = sqrtf(job.k_scale_max[unit.head]),
+                    lost = job.smooth_q ? job.c * scale * norm / 1024.0f : 0.0f;
+        /* A pair's unit of scores is FP16 in pass 1; its scale of K stays below a seventh of the largest norm. */
+        const bool fits = of_scores.unit * scale * norm <= 7.0f * 65504.0f;
+        if (sees > 0 && (!finite || !fits || !(lost <= LOST_LIMIT) ||
+                         !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))))
             unjudged = 1;
         if (sees > job.early_tiles)
             many = 1;

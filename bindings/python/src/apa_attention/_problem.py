@@ -185,7 +185,7 @@ def _ragged(call: Call, options: QueryOptions) -> None:
             setattr(problem, name, _numbers(call, values, name, batch)[0])
     if (pages := given.get("block_table")) is not None:
         on_device = call.device == _arrays.CUDA and _arrays.is_torch(call.q)
-        table = (
+        table: Any = (
             _cuda.block_table(pages, call.q.device)
             if on_device
             else _arrays.whole_numbers(pages, "block_table", "int32")
