@@ -282,7 +282,7 @@ static int check(int ranks, const shape *s, const char *preset, int way, double 
     run_all(t, ranks, s, preset, (const uint16_t *const *)data, way, 1, -1);
     int wrong = 0;
     for (int r = 0; r < ranks; r++) {
-        const bool ran = t[r].status == APA_STATUS_OK;
+        const bool ran = t[0].status == APA_STATUS_OK && t[r].status == APA_STATUS_OK;
         const double error = ran ? distance(t[r].out, truth, rows * (size_t)s->D) : NAN;
         const double lse_error = ran ? distance(t[r].lse, truth_lse, rows) : NAN;
         size_t differ = 0;
@@ -296,6 +296,8 @@ static int check(int ranks, const shape *s, const char *preset, int way, double 
                    "values not rank 0's %s\n",
                    right ? "ok  " : "FAIL", ranks, way, preset, (int)s->Sq, (int)s->Skv, (int)s->D, s->causal, r, error,
                    lse_error, differ, rows * (size_t)s->D, t[r].said);
+    }
+    for (int r = 0; r < ranks; r++) {
         free(t[r].out);
         free(t[r].lse);
     }
@@ -326,20 +328,24 @@ static int time_it(int ranks)
     static const char *const presets[] = {"exact", "apa"};
     uint16_t *const data[3] = {random_f16(24 * 4096 * 128, 1), random_f16(8 * s.Skv * 128, 2),
                                random_f16(8 * s.Skv * 128, 3)};
+    int failed = 0;
     for (int i = 0; i < 2; i++) {
         task one[LARGEST_RANKS], all[LARGEST_RANKS];
         run_all(one, 1, &s, presets[i], (const uint16_t *const *)data, 0, REPEATS, -1);
         run_all(all, ranks, &s, presets[i], (const uint16_t *const *)data, 0, REPEATS, -1);
         double slowest = 0;
-        for (int r = 0; r < ranks; r++)
+        failed += one[0].status != APA_STATUS_OK;
+        for (int r = 0; r < ranks; r++) {
+            failed += all[r].status != APA_STATUS_OK;
             slowest = all[r].ms > slowest ? all[r].ms : slowest;
+        }
         printf("%-6s 4096 x 262144, 24/8, D 128: 1 GPU %.3f ms, %d GPUs %.3f ms: %.2fx; rel L2 between them %.2e\n",
                presets[i], one[0].ms, ranks, slowest, one[0].ms / slowest,
                one[0].out != NULL && all[0].out != NULL ? distance(all[0].out, one[0].out, (size_t)24 * 4096 * 128)
                                                         : NAN);
         fflush(stdout);
     }
-    return 0;
+    return failed != 0;
 }
 
 int main(int argc, char **argv)
