@@ -61,6 +61,13 @@ __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, i
     return unit;
 }
 
+/* The unit at `local` in the batch's buffers, where blocks come in that order. */
+__device__ __forceinline__ Unit unit_at(const apa_cuda_job &job, int64_t local, int split = 0)
+{
+    const int64_t index = local + job.unit_first;
+    return {index, local, static_cast<int>(index / job.units), static_cast<int>(index % job.units), split};
+}
+
 /* Piece `item` of those that the exact kernel takes beside an adaptive call; number -1: there is none. */
 __device__ __forceinline__ Unit early_unit_of(const apa_cuda_job &job, int64_t item)
 {

@@ -71,11 +71,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS)
     constexpr int RUN = E < 4 ? 2 : 4, RUNS = E / RUN;
     const int lane = threadIdx.x & 31;
     const int64_t index = static_cast<int64_t>(blockIdx.x) * (FINISH_THREADS / 32) + threadIdx.x / 32;
-    Unit unit;
-    unit.local = index / APA_CUDA_UNIT;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, index / APA_CUDA_UNIT);
     const int r = static_cast<int>(index % APA_CUDA_UNIT);
     const Row row = row_of(job, unit, r);
     chain_wait();

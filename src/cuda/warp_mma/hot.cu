@@ -116,12 +116,7 @@ static __global__ void __launch_bounds__(HotShape<D>::THREADS, HotShape<D>::BLOC
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const bool whole = apa_cuda_finishes_in_pass_2(&job);
-    Unit unit;
-    unit.split = static_cast<int>(blockIdx.x % job.hot_splits);
-    unit.local = blockIdx.x / job.hot_splits;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, blockIdx.x / job.hot_splits, static_cast<int>(blockIdx.x % job.hot_splits));
     if (job.again != 0 && job.list_count[unit.local * 2 + 1] == 0)
         return;
     __shared__ Entries entries;

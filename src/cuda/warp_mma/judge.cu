@@ -74,12 +74,7 @@ static __global__ void __launch_bounds__(JUDGE_MOST) judge_kernel(const __grid_c
     __shared__ uint32_t in_warp[2][JUDGE_WARPS];
     __shared__ unsigned long long counted[APA_CUDA_COUNTS];
     chain_go();
-    Unit unit;
-    unit.local = blockIdx.x;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
-    unit.split = 0;
+    const Unit unit = unit_at(job, blockIdx.x);
     const bool early = is_early(job, unit); /* computed exactly elsewhere: nothing to list, all of it is hot */
     chain_wait();
     if (early && job.counts == nullptr && job.verdicts == nullptr) {

@@ -214,11 +214,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
     __shared__ __align__(16) QueryGroup<D> group;
     __shared__ __align__(16) uint8_t codes[16 * D];
     const int lane = threadIdx.x & 31, number = blockIdx.x % APA_CUDA_UNIT_GROUPS;
-    Unit unit;
-    unit.local = blockIdx.x / APA_CUDA_UNIT_GROUPS;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, blockIdx.x / APA_CUDA_UNIT_GROUPS);
     const int b = unit.head / job.Hkv;
     if (threadIdx.x == 0)
         group.unjudged = group.many = 0;

@@ -225,11 +225,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
     __shared__ __align__(16) uint8_t codes[T::Q_BYTES];
     __shared__ float rows[16][D + 1], row_scale[16];
     const int lane = threadIdx.x & 31, number = blockIdx.x % APA_CUDA_UNIT_GROUPS;
-    Unit unit;
-    unit.local = blockIdx.x / APA_CUDA_UNIT_GROUPS;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, blockIdx.x / APA_CUDA_UNIT_GROUPS);
     const float k_scale = job.tiles > 0 ? job.k_amax[unit.head] : 1.0f;
     if (threadIdx.x == 0)
         group.unjudged = group.many = 0;

@@ -96,12 +96,7 @@ static __global__ void __launch_bounds__(RECHECK_THREADS) recheck_kernel(const _
     __shared__ int wants[APA_CUDA_UNIT_GROUPS]; /* its tiles back */
     __shared__ unsigned long long counted;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    Unit unit;
-    unit.local = blockIdx.x;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
-    unit.split = 0;
+    const Unit unit = unit_at(job, blockIdx.x);
     const TileRange tiles = tile_range(job, unit, 1);
     const uint8_t *throughout = job.all_hot + unit.local * APA_CUDA_UNIT_GROUPS;
     const uint8_t *kinds = job.candidate + unit.local * APA_CUDA_UNIT_GROUPS * job.tiles;

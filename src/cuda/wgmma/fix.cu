@@ -143,12 +143,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    Unit unit;
-    unit.split = static_cast<int>(blockIdx.x % job.splits);
-    unit.local = blockIdx.x / job.splits;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, blockIdx.x / job.splits, static_cast<int>(blockIdx.x % job.splits));
     chain_wait();
     const int count = job.list_count[unit.local * 2 + 1], part = (count + job.splits - 1) / job.splits;
     const int first = min(count, unit.split * part), end = min(count, first + part);

@@ -119,11 +119,7 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
     __shared__ int unjudged, many;
     __shared__ __align__(16) uint8_t codes[16 * D];
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES, group = blockIdx.x % APA_CUDA_UNIT_GROUPS;
-    Unit unit;
-    unit.local = blockIdx.x / APA_CUDA_UNIT_GROUPS;
-    unit.index = unit.local + job.unit_first;
-    unit.head = static_cast<int>(unit.index / job.units);
-    unit.number = static_cast<int>(unit.index % job.units);
+    const Unit unit = unit_at(job, blockIdx.x / APA_CUDA_UNIT_GROUPS);
     const Row row = row_of(job, unit, group * 16 + r);
     uint4 raw = make_uint4(0, 0, 0, 0);
     if (row.real)
