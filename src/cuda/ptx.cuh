@@ -168,6 +168,29 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     return r;
 }
 
+__device__ __forceinline__ uint32_t load_shared_1(uint32_t address)
+{
+    uint32_t r;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t x)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+/* Bits of a word that several threads change. */
+__device__ __forceinline__ void or_shared(uint32_t address, uint32_t bits)
+{
+    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ void and_shared(uint32_t address, uint32_t bits)
+{
+    asm volatile("red.shared.and.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+
 __device__ __forceinline__ float load_shared_float(uint32_t address)
 {
     float r;

@@ -148,6 +148,12 @@ static const test_case cases[] = {
     {"randn", "exact", NULL, 50, 4, 4, 3, 70, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"topics", "apa", "force=high", 1, 4, 2, 256, 1000, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"topics", "apa", "second_look=off eps=0.05", 1, 4, 2, 256, 3000, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    /* so many units that none is split: on Hopper a block does both passes of one */
+    {"topics", "apa", NULL, 4, 24, 8, 384, 2048, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"outliers", "apa", NULL, 4, 24, 8, 384, 1500, 64, 1, 1, DEFAULT, -1, -1, NAN, BF16},
+    {"sink-tail", "apa", "early_tiles=20", 4, 24, 8, 384, 1600, 128, 0, 1, DEFAULT, 1290, -1, NAN, F16},
+    {"randn", "apa", "smooth_q=off eps=0.03", 2, 48, 4, 384, 2000, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"randn", "cold", NULL, 4, 24, 8, 384, 1000, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
     /* other cold formats */
     {"topics", "apa", FINE, 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, F16},
     {"outliers", "apa", FINE, 1, 6, 2, 300, 3001, 128, 1, 1, DEFAULT, -1, -1, NAN, BF16},

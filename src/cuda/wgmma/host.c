@@ -28,6 +28,7 @@
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
+#define SLOT_BYTES (INT64_C(1) << 30) /* of the candidates of blocks that do both passes */
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -252,6 +253,10 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
         job->hot_splits++;
     job->longest_first = triangle;
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
+    /* without splits a block can do both passes of its unit */
+    const int64_t slot_bytes = (int64_t)APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2) * (32 * 4 + 4);
+    if (job->splits == 1 && job->tiles <= apa_wgmma_most_tiles_of_both() && slots * slot_bytes <= SLOT_BYTES)
+        job->slots = (int32_t)slots;
 }
 
 /* Prepared keys: all of them; what calls can leave to later ones. */
@@ -275,14 +280,29 @@ static void lay_out_means(apa_cuda_job *job, apa_cuda_arena *at)
     job->key_bias = apa_cuda_take(at, heads / job->G * ceil_div(job->tiles, 2) * PAIR_BIAS_BYTES, 1);
 }
 
-/* What `units` units need for a pass over cold tiles and one over hot ones. */
-static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
+static void lay_out_queries(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
-    const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
-    job->q_codes = apa_cuda_take(at, rows * D, 1);
+    const int64_t rows = units * APA_CUDA_UNIT;
+    job->q_codes = apa_cuda_take(at, rows * job->D, 1);
     job->q_scale = apa_cuda_take(at, rows, sizeof(float));
     job->shift = apa_cuda_take(at, rows, sizeof(float));
-    job->all_hot = apa_cuda_take(at, groups, 1);
+    job->all_hot = apa_cuda_take(at, units * APA_CUDA_UNIT_GROUPS, 1);
+}
+
+/* What blocks need that do both passes. */
+static void lay_out_slots(apa_cuda_job *job, apa_cuda_arena *at)
+{
+    const int64_t pairs = (int64_t)job->slots * APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2);
+    job->slot_taken = apa_cuda_take(at, job->slots, sizeof(uint32_t));
+    job->mass = apa_cuda_take(at, pairs * 32, sizeof(float));
+    job->candidate_pair = apa_cuda_take(at, pairs, sizeof(uint32_t));
+    job->hot_tile = apa_cuda_take(at, (int64_t)job->slots * 2 * job->tiles, sizeof(uint32_t));
+}
+
+/* What `units` units need for a pass over cold tiles and one over hot ones. */
+static void lay_out_passes(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
+{
+    const int64_t rows = units * APA_CUDA_UNIT, groups = units * APA_CUDA_UNIT_GROUPS, D = job->D;
     job->candidate = apa_cuda_take(at, groups * job->tiles, 1);
     job->mass = apa_cuda_take(at, rows * job->tiles, sizeof(float));
     job->part_lambda = apa_cuda_take(at, job->splits * rows, sizeof(float));
@@ -298,7 +318,7 @@ static void lay_out_units(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 
 static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at, apa_cuda_arena *kept)
 {
-    const int64_t parts = all_hot && job->splits == 1 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
+    const int64_t parts = (all_hot && job->splits == 1) || job->slots > 0 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
     job->part_o = apa_cuda_take(at, parts * rows * job->D, sizeof(float));
     job->part_frame = apa_cuda_take(at, parts * rows, sizeof(float));
     job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
@@ -308,7 +328,11 @@ static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_are
         at, job->smooth ? (int64_t)job->B * job->Hkv * apa_wgmma_sum_parts(job) * (job->D + 1) : 0, sizeof(double));
     lay_out_kept(job, kept);
     lay_out_means(job, at);
-    lay_out_units(job, units, at);
+    lay_out_queries(job, units, at);
+    if (job->slots > 0)
+        lay_out_slots(job, at);
+    else
+        lay_out_passes(job, units, at);
 }
 
 /* Units that are worked on at once: all, or as many as keep the growing buffers within BATCH_BYTES: whole KV heads, or
@@ -317,7 +341,9 @@ static int64_t batch_units(const apa_cuda_job *job, bool all_hot)
 {
     const int64_t sums = (int64_t)(job->splits + (all_hot ? 0 : job->hot_splits)) * APA_CUDA_UNIT * (job->D + 2) * 4;
     const int64_t masses = all_hot ? 0 : (int64_t)job->tiles * APA_CUDA_UNIT_GROUPS * (16 * 4 + 1 + 1);
-    const int64_t heads = (int64_t)job->B * job->Hkv, least = BATCH_BYTES / (sums + masses);
+    const int64_t queries = APA_CUDA_UNIT * (int64_t)(job->D + 8); /* of blocks that do both passes nothing else grows */
+    const int64_t heads = (int64_t)job->B * job->Hkv,
+                  least = BATCH_BYTES / (job->slots > 0 ? queries : sums + masses);
     if (all_hot && job->splits == 1)
         return all_units(job);
     if (least < job->units)
@@ -343,6 +369,8 @@ static int64_t make_job(const apa_call *call, const apa_cuda_target *target, con
     apa_cuda_keep(kept, 2, job);
     job->early_prefix = all_hot ? 0 : (int32_t)early_positions(job) * (job->packing_rows ? job->G : 1);
     cut(call, target, job);
+    if (all_hot)
+        job->slots = 0;
     const int64_t batch = batch_units(job, all_hot);
     /* pass 1 orders the blocks of any batch, the exact kernel those of all units */
     job->longest_first = job->longest_first && (!all_hot || batch == all_units(job));
@@ -410,6 +438,36 @@ static int run_early(const apa_cuda_job *job, const apa_wgmma_maps *maps, const 
     return apa_wgmma_launch_exact(&early, maps, place->stream);
 }
 
+/* Pass 1, verdicts, corrections and pass 2 of a batch as kernels, the exact kernel's part in their midst. */
+static int run_passes(apa_cuda_job *job, const apa_wgmma_maps *maps, const apa_wgmma_maps *early_maps,
+                      const apa_cuda_place *place)
+{
+    int error = apa_wgmma_launch_cold(job, place->stream);
+    job->chained = 1;
+    if (error == 0 && job->unit_first == 0 && apa_cuda_early_items(job) > 0)
+        error = run_early(job, early_maps, place); /* fills the end of pass 1 */
+    if (error == 0)
+        error = apa_cuda_launch_judge(job, place->stream);
+    if (error == 0) /* without verdicts, too: tiles that need frames of their own were held back */
+        error = apa_wgmma_launch_fix(job, place->stream);
+    if (error == 0)
+        error = apa_wgmma_launch_hot(job, maps, place->stream);
+    if (error == 0)
+        error = apa_cuda_launch_finish(job, 1, place->stream);
+    return error;
+}
+
+/* The same by blocks that do all of it. */
+static int run_both(apa_cuda_job *job, const apa_wgmma_maps *maps, const apa_wgmma_maps *early_maps,
+                    const apa_cuda_place *place)
+{
+    int error = apa_wgmma_launch_both(job, maps, place->stream);
+    job->chained = 1;
+    if (error == 0 && job->unit_first == 0 && apa_cuda_early_items(job) > 0)
+        error = run_early(job, early_maps, place);
+    return error;
+}
+
 static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *place)
 {
     const int64_t units = all_units(job);
@@ -430,18 +488,8 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
             job->chained = 0;
         }
         if (error == 0)
-            error = apa_wgmma_launch_cold(job, place->stream);
-        job->chained = 1;
-        if (error == 0 && job->unit_first == 0 && apa_cuda_early_items(job) > 0)
-            error = run_early(job, &early_maps, place); /* fills the end of pass 1 */
-        if (error == 0)
-            error = apa_cuda_launch_judge(job, place->stream);
-        if (error == 0) /* without verdicts, too: tiles that need frames of their own were held back */
-            error = apa_wgmma_launch_fix(job, place->stream);
-        if (error == 0)
-            error = apa_wgmma_launch_hot(job, &maps, place->stream);
-        if (error == 0)
-            error = apa_cuda_launch_finish(job, 1, place->stream);
+            error = job->slots > 0 ? run_both(job, &maps, &early_maps, place)
+                                   : run_passes(job, &maps, &early_maps, place);
     }
     return error;
 }

@@ -26,12 +26,16 @@ int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job);
 int64_t apa_wgmma_pair_bytes(int64_t D);
 int64_t apa_wgmma_sum_parts(const apa_cuda_job *job);
 
+/* Tiles that a block's masks of verdicts have room for, where it does both passes. */
+int64_t apa_wgmma_most_tiles_of_both(void);
+
 /* Launchers: put work on `stream` and return; 0 or a cudaError_t. */
 int apa_wgmma_launch_exact(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream);
 int apa_wgmma_launch_prep_keys(const apa_cuda_job *job, void *stream);
 int apa_wgmma_launch_prep_queries(const apa_cuda_job *job, void *stream);
 int apa_wgmma_launch_cold(const apa_cuda_job *job, void *stream);
 int apa_wgmma_launch_fix(const apa_cuda_job *job, void *stream);
+int apa_wgmma_launch_both(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream);
 int apa_wgmma_launch_hot(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream);
 
 #ifdef __cplusplus

@@ -131,7 +131,8 @@ static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_
     chain_wait();
     if (is_early(job, unit))
         return;
-    clear_candidates(job, unit, group, 2 * D);
+    if (job.slots == 0)
+        clear_candidates(job, unit, group, 2 * D);
     float x[8], mean[8], q_mean[8] = {}, amax = 0.0f, square = 0.0f, mean_square = 0.0f;
     double dot = 0.0;
     load_mean_8(mean, job.k_mean + static_cast<int64_t>(unit.head) * D + lane * 8);
@@ -202,7 +203,9 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
     const int64_t heads = static_cast<int64_t>(job->B) * job->Hkv;
     const bool sums = job->smooth && !job->mean_given;
     cudaError_t error = cudaSuccess;
-    if (!sums && job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
+    if (job->slots > 0)
+        error = cudaMemsetAsync(job->slot_taken, 0, sizeof *job->slot_taken * static_cast<size_t>(job->slots), stream);
+    if (error == cudaSuccess && !sums && job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
         error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess && !job->smooth)
         error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);

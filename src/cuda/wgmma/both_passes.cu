@@ -1,0 +1,588 @@
+/* Both passes of a unit in one block, for calls with so many units that none is split: nothing is kept of a unit in
+ * memory but its candidates.
+ *
+ *     pass 1    all tiles in E4M3 (cold_walk.cuh)
+ *     verdicts  λ is complete: each warp looks through its candidates
+ *     fix       what pass 1 guessed wrong (fix_pair.cuh)
+ *     pass 2    hot tiles exactly, on top of the cold sums (hot_tiles.cuh); then the quotient, and out
+ *
+ * Multiprocessors are in different phases at the same time, so what bounds one (products, second-level cache,
+ * latency) leaves room for another. The three warps beside the one that feeds have work between the phases: lists of
+ * hot tiles, of either half of the unit, which is a ring of its own in pass 2.
+ *
+ * Shared memory: pass 1's ring, the masks of the verdicts and what rows see; pass 2's two rings lie over all of that.
+ * Barriers lie behind. Candidates are in the memory of a slot, of which a block takes a free one: as many as there are
+ * multiprocessors, since a block fills one. */
+#include "cuda/chain.cuh"
+#include "cuda/wgmma/fix_pair.cuh"
+#include "cuda/wgmma/hot_tiles.cuh"
+#include "cuda/wgmma/launch.h"
+
+constexpr int MOST_TILES = 8192; /* of the masks: a byte a tile, a bit a group */
+
+template <int D> struct BothShape : ColdRing<D> {
+    using Ring = ColdRing<D>;
+    using Hot = HotShape<D>;
+    static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MOST_TILES,
+                         CANDIDATE_MASK_AT = FIX_MASK_AT + MOST_TILES, ROWS_AT = CANDIDATE_MASK_AT + MOST_TILES,
+                         PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8, PASS_2_BYTES = 2 * Hot::BYTES;
+    static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
+                         FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16,
+                         NOTES_AT = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES;
+    static constexpr int SHARED = NOTES_AT + 8 * 16 + 1024; /* 1024: to align the start */
+    static constexpr int FIX_ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: tile, groups */
+    static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
+};
+
+#ifdef APA_PHASES
+#define PHASE_MARK(i) const long long phase_##i = clock64()
+#define PHASE_END() if (lane == 0 && job.counts) { atomicAdd(&job.counts[8], phase_1 - phase_0); atomicAdd(&job.counts[9], phase_2 - phase_1); atomicAdd(&job.counts[10], phase_3 - phase_2); atomicAdd(&job.counts[11], phase_4 - phase_3); atomicAdd(&job.counts[12], phase_5 - phase_4); atomicAdd(&job.counts[13], phase_6 - phase_5); atomicAdd(&job.counts[14], phase_7 - phase_6); atomicAdd(&job.counts[15], 1ull); }
+#else
+#define PHASE_MARK(i)
+#define PHASE_END()
+#endif
+
+#ifdef APA_CUDA_BULK
+
+/* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
+constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6;
+constexpr uint32_t NO_TILE = 0xffffffffu; /* ends the ring of fix */
+
+/* A free slot, by one thread. What blocks had it before have read all of theirs. */
+__device__ __forceinline__ int take_slot(const apa_cuda_job &job)
+{
+    uint32_t at;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(at));
+    for (at %= static_cast<uint32_t>(job.slots); atomicCAS(job.slot_taken + at, 0u, 1u) != 0;)
+        at = at + 1 == static_cast<uint32_t>(job.slots) ? 0 : at + 1;
+    __threadfence();
+    return static_cast<int>(at);
+}
+
+__device__ __forceinline__ void leave_slot(const apa_cuda_job &job, int slot)
+{
+    __threadfence();
+    atomicExch(job.slot_taken + slot, 0u);
+}
+
+/* Where a warp's candidates begin, in pairs. */
+__device__ __forceinline__ int64_t first_candidate(const apa_cuda_job &job, int slot, int warp)
+{
+    return (static_cast<int64_t>(slot) * APA_CUDA_UNIT_GROUPS + warp) * ((job.tiles + 1) / 2);
+}
+
+/* Candidates one after the other, as the walk comes by them. A warp's notes: how many it has written down, in which
+ * slot. */
+struct CandidatesInLine {
+    __device__ static void write(float mass, const WarpPlace &my, int number, bool held)
+    {
+        const uint32_t n = load_shared_4(my.notes), slot = load_shared_4(my.notes + 4);
+        const int64_t at = first_candidate(my.job, static_cast<int>(slot), my.first_row / 16) + n;
+        my.job.mass[at * 32 + (threadIdx.x & 31)] = mass;
+        __syncwarp(); /* all have read n */
+        if ((threadIdx.x & 31) == 0) {
+            my.job.candidate_pair[at] = static_cast<uint32_t>(number) | (held ? 1u << 31 : 0u);
+            store_shared_4(my.notes, n + 1);
+        }
+        __syncwarp();
+    }
+};
+
+/* Masks of verdicts: byte t of each array is tile t, bit g group g; a word is four tiles. */
+struct Masks {
+    uint32_t hot, fix, candidate; /* addresses */
+
+    __device__ void set(uint32_t mask, int tile, int group) const
+    {
+        or_shared(mask + tile / 4 * 4, 1u << (tile % 4 * 8 + group));
+    }
+    __device__ void clear(uint32_t mask, int tile, int group) const
+    {
+        and_shared(mask + tile / 4 * 4, ~(1u << (tile % 4 * 8 + group)));
+    }
+};
+
+constexpr int AT_ONCE = 8; /* candidates whose masses are read together */
+
+/* The warp's candidates against its rows' complete λ. */
+template <int D>
+__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, const Masks &masks)
+{
+    const apa_cuda_job &job = my.job;
+    const int lane = threadIdx.x & 31, group = my.first_row / 16, n = static_cast<int>(load_shared_4(my.notes));
+    const int64_t first = first_candidate(job, static_cast<int>(load_shared_4(my.notes + 4)), group);
+    ThreadRows<1> seen;
+    load_rows(seen, my.row_table);
+    const int any_end = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
+    const float lambda = mass_h() == 0 ? rows.lambda[0] : rows.lambda[1],
+                frame = mass_h() == 0 ? rows.frame[0] : rows.frame[1];
+    /* padding has no say, nor has a row that sees nothing */
+    const bool judges = mass_h() == 0 ? seen.first[0] < seen.end[0] : seen.first[1] < seen.end[1];
+    const float least = judges && lambda > 0.0f ? frame + log2f(lambda) - LOG2_P_RANGE + job.log2_eps : CUDART_INF_F;
+    for (int base = 0; base < n; base += AT_ONCE) {
+        float mass[AT_ONCE];
+        uint32_t pair[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int64_t at = first + min(base + i, n - 1);
+            mass[i] = __ldcg(job.mass + at * 32 + lane);
+            pair[i] = __ldcg(job.candidate_pair + at);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const uint32_t hot = __ballot_sync(0xffffffffu, mass[i] > least);
+            if (lane != 0 || base + i >= n)
+                continue;
+            const bool held = pair[i] >> 31 != 0;
+            for (int tile = 0; tile < 2; tile++) {
+                const uint32_t of_tile = 0x55555555u << tile;
+                const int number = static_cast<int>(pair[i] & 0x7fffffffu) * 2 + tile;
+                if (number * APA_CUDA_TILE >= any_end)
+                    continue;
+                const bool is_hot = (hot & of_tile) != 0;
+                masks.set(masks.candidate, number, group);
+                if (is_hot)
+                    masks.set(masks.hot, number, group);
+                if (is_hot != held) /* also where it has no mass in its pair's frame: it is to have its own */
+                    masks.set(masks.fix, number, group);
+            }
+        }
+    }
+}
+
+/* How many rows of a warp see the tile, by one thread. */
+__device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
+{
+    int n = 0;
+    for (int r = 0; r < 16; r++) {
+        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
+                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        n += first < min(end, (tile + 1) * APA_CUDA_TILE) && end > tile * APA_CUDA_TILE;
+    }
+    return n;
+}
+
+/* Tiles that are hot whatever their mass: all of a group that pass 1 cannot judge, those that hold a value that is not
+ * finite. By the lanes of a warp. */
+__device__ __noinline__ void force(const apa_cuda_job &job, int head, int group, uint32_t row_table, bool all,
+                                   int first_tile, int end_tile, const Masks &masks)
+{
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
+    for (int tile = first_tile + static_cast<int>(threadIdx.x & 31); tile < end_tile; tile += 32) {
+        if ((all || poisoned[tile] != 0) && rows_that_see(row_table, tile) > 0) {
+            masks.set(masks.hot, tile, group);
+            masks.clear(masks.fix, tile, group);
+        }
+    }
+}
+
+/* ---- what is asked for beside the result ---- */
+
+/* What all rows of a unit see alike. */
+struct UnitView {
+    int whole_first, whole_end; /* tiles that 128 rows see whole: a unit with padding has none */
+    int visible;                /* of a lane's four rows: tiles */
+};
+
+__device__ __forceinline__ UnitView view_of(uint32_t row_table)
+{
+    UnitView view = {0, 0x7fffffff, 0};
+    for (int r = (threadIdx.x & 31) * 4; r < static_cast<int>(threadIdx.x & 31) * 4 + 4; r++) {
+        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
+                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        view.whole_first = max(view.whole_first, (first + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
+        view.whole_end = min(view.whole_end, first < end ? end / APA_CUDA_TILE : 0);
+        view.visible += first < end ? (end - 1) / APA_CUDA_TILE - first / APA_CUDA_TILE + 1 : 0;
+    }
+    view.whole_first = __reduce_max_sync(0xffffffffu, view.whole_first);
+    view.whole_end = __reduce_min_sync(0xffffffffu, view.whole_end);
+    return view;
+}
+
+/* Rows of the groups in each byte of `four` that see its tile. */
+__device__ __forceinline__ uint32_t count_rows(uint32_t four, int tile, const UnitView &view, uint32_t row_table)
+{
+    if (tile >= view.whole_first && tile + 4 <= view.whole_end)
+        return static_cast<uint32_t>(__popc(four)) * 16;
+    uint32_t n = 0;
+    for (; four != 0; four &= four - 1) {
+        const int bit = __ffs(static_cast<int>(four)) - 1;
+        n += static_cast<uint32_t>(rows_that_see(row_table + bit % 8 * 128, tile + bit / 8));
+    }
+    return n;
+}
+
+__device__ __forceinline__ void add_count(unsigned long long *to, uint32_t n)
+{
+    n = __reduce_add_sync(0xffffffffu, n); /* below 2^20: 128 rows, 8192 tiles */
+    if ((threadIdx.x & 31) == 0)
+        atomicAdd(to, static_cast<unsigned long long>(n));
+}
+
+/* Counters and verdicts of the unit, by one warp, from the masks. all: every tile is hot. */
+__device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit, uint32_t row_table, bool all,
+                                       int first_tile, int end_tile, const Masks &masks)
+{
+    const int lane = threadIdx.x & 31;
+    if (job.counts != nullptr) {
+        const UnitView view = view_of(row_table);
+        uint32_t hot_rows = 0, candidates = 0;
+        for (int tile = first_tile / 4 * 4 + lane * 4; !all && tile < end_tile; tile += 128) {
+            const uint32_t hot = load_shared_4(masks.hot + tile);
+            hot_rows += count_rows(hot, tile, view, row_table);
+            candidates += count_rows(hot | load_shared_4(masks.candidate + tile), tile, view, row_table);
+        }
+        add_count(job.counts + APA_CUDA_VISIBLE, static_cast<uint32_t>(view.visible));
+        add_count(job.counts + APA_CUDA_HOT, all ? static_cast<uint32_t>(view.visible) : hot_rows);
+        add_count(job.counts + APA_CUDA_CANDIDATES, all ? static_cast<uint32_t>(view.visible) : candidates);
+    }
+    for (int r = 0; job.verdicts != nullptr && r < APA_CUDA_UNIT; r++) {
+        const Row row = row_of(job, unit, r);
+        if (row.first >= row.end)
+            continue;
+        uint8_t *to = job.verdicts + ((static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * job.Sq +
+                                      row.position) *
+                                         job.tiles;
+        for (int tile = row.first / APA_CUDA_TILE + lane; tile <= (row.end - 1) / APA_CUDA_TILE; tile += 32)
+            to[tile] = all || (load_shared_1(masks.hot + tile) >> r / 16 & 1) != 0;
+    }
+}
+
+/* ---- the feeding warps ---- */
+
+/* Tiles with a bit in `mask`, in rising order: visit(tile, its byte), by all lanes. */
+template <typename Visit>
+__device__ __forceinline__ void for_each_tile(uint32_t mask, int first_tile, int end_tile, Visit visit)
+{
+    const int lane = threadIdx.x & 31;
+    for (int base = first_tile / 4 * 4; base < end_tile; base += 128) {
+        const uint32_t word = base + lane * 4 < end_tile ? load_shared_4(mask + base + lane * 4) : 0u;
+        for (uint32_t left = __ballot_sync(0xffffffffu, word != 0); left != 0; left &= left - 1) {
+            const int from = __ffs(static_cast<int>(left)) - 1;
+            const uint32_t four = __shfl_sync(0xffffffffu, word, from);
+            for (int i = 0; i < 4; i++)
+                if ((four >> 8 * i & 255) != 0)
+                    visit(base + from * 4 + i, four >> 8 * i & 255);
+        }
+    }
+}
+
+template <int D> __device__ __forceinline__ uint32_t fix_stage(uint32_t base, int i)
+{
+    return base + i % BothShape<D>::STAGES * Pair<D>::STAGE;
+}
+
+template <int D> __device__ __forceinline__ uint32_t fix_full(uint32_t base, int i)
+{
+    return base + BothShape<D>::FIX_FULL_AT + i % BothShape<D>::STAGES * 16;
+}
+
+/* One warp. */
+template <int D, bool BIAS>
+__device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, int first_tile, int end_tile,
+                                         const Masks &masks)
+{
+    using S = BothShape<D>;
+    const bool first_lane = (threadIdx.x & 31) == 0;
+    int at = 0;
+    auto slot = [&](uint32_t tile, uint32_t groups) {
+        const uint32_t entry[4] = {tile, groups, 0, 0};
+        barrier_wait(fix_full<D>(base, at) + 8, (at / S::STAGES & 1) ^ 1);
+        store_shared_16(fix_stage<D>(base, at) + S::FIX_ENTRY_AT, entry);
+    };
+    for_each_tile(masks.fix, first_tile, end_tile, [&](int tile, uint32_t groups) {
+        if (first_lane) {
+            slot(static_cast<uint32_t>(tile), groups | (groups & load_shared_1(masks.hot + tile)) << 8);
+            copy_pair<D, BIAS>(fix_stage<D>(base, at), fix_full<D>(base, at), job, head, tile / 2);
+        }
+        at++;
+    });
+    if (first_lane) {
+        slot(NO_TILE, 0);
+        barrier_arrive(fix_full<D>(base, at));
+    }
+}
+
+/* One warp: the list of a half's hot tiles. Returns its length. */
+__device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint32_t *list, int half, int first_tile,
+                                        int end_tile, const Masks &masks)
+{
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
+    const int lane = threadIdx.x & 31;
+    int n = 0;
+    for (int base = first_tile; base < end_tile; base += 32) {
+        const int tile = base + lane;
+        const uint32_t mask = tile < end_tile ? load_shared_1(masks.hot + tile) >> 4 * half & 15 : 0u;
+        const uint32_t some = __ballot_sync(0xffffffffu, mask != 0);
+        if (mask != 0)
+            list[n + __popc(some & ((1u << lane) - 1))] =
+                hot_entry(static_cast<uint32_t>(tile), mask, poisoned[tile] != 0);
+        n += __popc(some);
+    }
+    return n;
+}
+
+/* One warp. */
+template <int D>
+__device__ __forceinline__ void feed_hot(const HotRing<D> &ring, const apa_wgmma_maps &maps, const apa_cuda_job &job,
+                                         int head, const uint32_t *list, int n)
+{
+    FeedingWarp<D> warp(ring, maps, job, head);
+    for (int base = 0; base < n; base += 32) {
+        const int at = base + static_cast<int>(threadIdx.x & 31);
+        warp.take(at < n ? __ldcg(list + at) : 0u);
+    }
+    warp.end(static_cast<uint32_t>(job.tiles));
+}
+
+template <int D> __device__ __forceinline__ HotRing<D> hot_ring(uint32_t base, int half)
+{
+    using S = BothShape<D>;
+    return {base + half * HotShape<D>::BYTES, base + S::HOT_BARRIERS_AT + half * HotShape<D>::BARRIER_BYTES};
+}
+
+/* ---- the warpgroups ---- */
+
+template <int D, bool BIAS>
+__device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
+                                        const float (&q_unit)[2], uint32_t base, const WarpPlace &my)
+{
+    using S = BothShape<D>;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rows.lambda[h] -= rows.held[h];
+        rows.held[h] = 0.0f;
+    }
+    for (int i = 0;; i++) {
+        const uint32_t stage = fix_stage<D>(base, i), full = fix_full<D>(base, i);
+        barrier_wait(full, i / S::STAGES & 1);
+        const FixEntry entry = {load_shared_4(stage + S::FIX_ENTRY_AT), load_shared_4(stage + S::FIX_ENTRY_AT + 4)};
+        if (entry.tile == NO_TILE)
+            return;
+        if ((entry.groups >> my.first_row / 64 * 4 & 15) != 0) /* of this warpgroup */
+            fix_one<D, BIAS>(rows, q, picks, q_unit, stage, entry, my);
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0)
+            barrier_arrive(full + 8);
+    }
+}
+
+/* The cold state as one of exact tiles: the frame of raw scores, below the largest one as theirs are. l: of a lane. */
+template <int D>
+__device__ __forceinline__ void go_over(State16<D, 1> &state, float (&l)[2], const ColdRows<D> &rows,
+                                        const float (&shift)[2], bool throughout)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const bool none = throughout || rows.frame[h] == -CUDART_INF_F;
+        const float scale = none ? 0.0f : exp2f(FRAME_OFFSET) / P_RANGE;
+        state.X[h] = none ? -CUDART_INF_F : rows.frame[h] + shift[h] - FRAME_OFFSET;
+        l[h] = (threadIdx.x & 3) == 0 ? rows.lambda[h] * scale : 0.0f;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            state.o[0][n][2 * h] = rows.o[n][2 * h] * scale;
+            state.o[0][n][2 * h + 1] = rows.o[n][2 * h + 1] * scale;
+        }
+    }
+}
+
+#endif
+
+template <int D> static __device__ __forceinline__ void set_barriers(uint32_t base)
+{
+#ifdef APA_CUDA_BULK
+    using S = BothShape<D>;
+    for (int i = 0; i < S::STAGES; i++) {
+        barrier_init(base + S::FULL_AT + i * 16, 1);
+        barrier_init(base + S::FULL_AT + i * 16 + 8, 4 * COLD_GROUPS);
+        barrier_init(fix_full<D>(base, i), 1);
+        barrier_init(fix_full<D>(base, i) + 8, 4 * COLD_GROUPS);
+    }
+    for (int half = 0; half < 2; half++) {
+        const HotRing<D> ring = hot_ring<D>(base, half);
+        for (int i = 0; i < HotShape<D>::SLOTS; i++) {
+            barrier_init(ring.full(i), 1);
+            barrier_init(ring.empty(i), 4);
+        }
+    }
+    barrier_init_fence();
+#endif
+}
+
+template <int D, bool BIAS, bool BF16>
+static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
+    wgmma_both_kernel(const __grid_constant__ apa_cuda_job job, const __grid_constant__ apa_wgmma_maps maps)
+{
+#ifdef APA_CUDA_BULK
+    using S = BothShape<D>;
+    chain_go();
+    extern __shared__ uint8_t shared[];
+    __shared__ int slot, hot_count[2];
+    const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
+    const Unit unit = unit_of_row(job, place, place.row);
+    const Masks masks = {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT};
+    const bool early = apa_cuda_is_early(&job, place.row, COLD_ROWS) != 0;
+    if (early && job.counts == nullptr && job.verdicts == nullptr) {
+        chain_wait();
+        return;
+    }
+    const PairRange pairs = block_pairs(job, place);
+    const int first_tile = pairs.first * 2, end_tile = min(pairs.end * 2, job.tiles);
+    const int in_unit = warp % 8 * 16;
+    WarpPlace my = {job, unit, in_unit, base + S::ROWS_AT + in_unit * 8, base + S::NOTES_AT + in_unit, pairs, {0, 0}};
+    if (early) { /* the exact kernel has them */
+        chain_wait();
+        if (warp < 8)
+            see_rows(my);
+        __syncthreads();
+        if (warp == 9)
+            report(job, unit, base + S::ROWS_AT, true, first_tile, end_tile, masks);
+        return;
+    }
+    for (int i = 0; i < S::STAGES; i++)
+        if (threadIdx.x < 64)
+            write_ones(base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
+    for (int at = first_tile / 16 * 16 + static_cast<int>(threadIdx.x) * 16; at < end_tile; at += S::THREADS * 16) {
+        const uint32_t zeros[4] = {0, 0, 0, 0};
+        store_shared_16(masks.hot + at, zeros);
+        store_shared_16(masks.fix + at, zeros);
+        store_shared_16(masks.candidate + at, zeros);
+    }
+    if (threadIdx.x == 0)
+        set_barriers<D>(base);
+    fence_for_async();
+    chain_wait();
+    if (threadIdx.x == 0)
+        slot = take_slot(job);
+    bool poisoned = false;
+    for (int tile = first_tile + static_cast<int>(threadIdx.x); tile < end_tile; tile += S::THREADS)
+        poisoned = poisoned || job.poisoned[static_cast<int64_t>(unit.head) * job.room + tile] != 0;
+    const bool some_poisoned = __syncthreads_or(poisoned) != 0;
+    uint32_t *const lists = job.hot_tile + static_cast<int64_t>(slot) * 2 * job.tiles;
+    if (warp >= 8) {
+        give_registers<COLD_PRODUCER_REGISTERS>();
+        if (warp == 8 && lane == 0)
+            feed_pairs<D, BIAS, S>(base, job, place, pairs);
+        __syncwarp();
+        named_barrier(PHASE, S::THREADS); /* verdicts are there */
+        if (warp == 8)
+            feed_fix<D, BIAS>(job, unit.head, base, first_tile, end_tile, masks);
+        if (warp == 9)
+            report(job, unit, base + S::ROWS_AT, false, first_tile, end_tile, masks);
+        if (warp >= 10) {
+            const int half = warp - 10;
+            const int n = list_hot(job, unit.head, lists + half * job.tiles, half, first_tile, end_tile, masks);
+            if (lane == 0)
+                hot_count[half] = n;
+        }
+        fence_for_async();
+        __syncwarp();
+        named_barrier(PHASE, S::THREADS); /* rings are free, lists complete */
+        if (warp >= 10)
+            return;
+        const int half = warp - 8, n = hot_count[half];
+        if (n > 0)
+            feed_hot<D>(hot_ring<D>(base, half), maps, job, unit.head, lists + half * job.tiles, n);
+        __syncwarp();
+        named_barrier(FEEDERS, 64);
+        if (threadIdx.x == 256)
+            leave_slot(job, slot);
+        return;
+    }
+    take_registers<COLD_CONSUMER_REGISTERS>();
+    PHASE_MARK(0);
+    see_rows(my);
+    if (lane == 0) {
+        store_shared_4(my.notes, 0);
+        store_shared_4(my.notes + 4, static_cast<uint32_t>(slot));
+    }
+    __syncwarp();
+    ColdRows<D> rows;
+    uint32_t q[D / 32][4], picks[4];
+    float q_unit[2];
+    bias_operand(picks, (place.row + in_unit) / job.Sq16);
+    load_pair_queries<D>(q, job, unit, warp);
+    clear(rows);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + in_unit + h * 8 + (lane >> 2)];
+    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, base, my);
+
+    PHASE_MARK(1);
+    const bool throughout = job.all_hot[unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
+    if (!throughout)
+        judge<D>(rows, my, masks);
+    if (throughout || some_poisoned) {
+        __syncwarp();
+        force(job, unit.head, warp, my.row_table, throughout, first_tile, end_tile, masks);
+    }
+    __syncwarp();
+    PHASE_MARK(2);
+    named_barrier(PHASE, S::THREADS);
+    PHASE_MARK(3);
+    fix_all<D, BIAS>(rows, q, picks, q_unit, base, my);
+    PHASE_MARK(4);
+    fence_for_async();
+    __syncwarp();
+    named_barrier(PHASE, S::THREADS);
+    PHASE_MARK(5);
+
+    State16<D, 1> state;
+    float l[2], shift[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        shift[h] = job.shift[unit.local * APA_CUDA_UNIT + in_unit + h * 8 + (lane >> 2)];
+    go_over<D>(state, l, rows, shift, throughout);
+    const int half = warp / 4, b = unit.head / job.Hkv;
+    if (hot_count[half] > 0) {
+        const HotRing<D> ring = hot_ring<D>(base, half);
+        load_query_rows<D>(ring.base, job, unit, b, half * WARPGROUP_ROWS);
+        fence_for_async();
+        named_barrier(OWN + half, WARPGROUP);
+        HotPlace exact = {job, unit, {}, in_unit, b, unit.head % job.Hkv, OWN + half};
+        {
+            ThreadRows<1> seen;
+            exact.view = warp_rows<1>(job, unit, in_unit, seen);
+        }
+        consume<D, BF16>(state, l, ring, exact);
+    }
+    PHASE_MARK(6);
+    join_sums(state, l);
+    store_result<D, 1>(state, job, unit, b, in_unit);
+    PHASE_MARK(7);
+    PHASE_END();
+#endif
+}
+
+template <int D, bool BIAS, bool BF16>
+static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
+{
+    using S = BothShape<D>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(wgmma_both_kernel<D, BIAS, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+    return error != cudaSuccess ? error
+                                : launch_chained(job->chained, wgmma_both_kernel<D, BIAS, BF16>,
+                                                 apa_wgmma_cold_blocks(job), S::THREADS, S::SHARED, stream, *job, *maps);
+}
+
+template <int D> static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
+{
+    if (job->smooth_q)
+        return job->bf16 ? launch<D, true, true>(job, maps, stream) : launch<D, true, false>(job, maps, stream);
+    return job->bf16 ? launch<D, false, true>(job, maps, stream) : launch<D, false, false>(job, maps, stream);
+}
+
+extern "C" int64_t apa_wgmma_most_tiles_of_both(void)
+{
+    return MOST_TILES;
+}
+
+extern "C" int apa_wgmma_launch_both(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream_pointer)
+{
+    const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
+    if (job->unit_count == 0)
+        return cudaSuccess;
+    return job->D == 64 ? launch<64>(job, maps, stream) : launch<128>(job, maps, stream);
+}
