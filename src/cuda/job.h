@@ -126,7 +126,7 @@ typedef struct apa_cuda_job {
      * mass [slot][8][pairs][32], hot_tile [slot][2][tiles], and no buffer of lists, parts or candidates. */
     int32_t slots;
     uint32_t *slot_taken; /* [slots]: 0 before and after the kernel */
-    uint32_t *candidate_pair; /* [slot][8][pairs]: of a warp, in the order of its walk; << 31: held back */
+    uint32_t *candidate_pair; /* [slot][8][pairs][2]: of a warp, in the order of its walk */
     int32_t chained;   /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
 } apa_cuda_job;
 

@@ -175,6 +175,13 @@ __device__ __forceinline__ uint32_t load_shared_1(uint32_t address)
     return r;
 }
 
+__device__ __forceinline__ uint32_t load_shared_2(uint32_t address)
+{
+    uint16_t r;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(r) : "r"(address) : "memory");
+    return r;
+}
+
 __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t x)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

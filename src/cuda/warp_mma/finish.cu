@@ -37,13 +37,6 @@ __device__ __forceinline__ int hot_parts(const apa_cuda_job &job, int64_t unit_l
     return count == 0 ? 0 : (count + part - 1) / part;
 }
 
-/* May a row's neighbouring elements be written eight bytes or more at a time? */
-__device__ __forceinline__ bool is_aligned(const apa_cuda_tensor &out)
-{
-    return (reinterpret_cast<uintptr_t>(out.data) & 15) == 0 &&
-           ((out.stride[0] | out.stride[1] | out.stride[2]) & 3) == 0;
-}
-
 /* RUN neighbouring output elements, two or four, each rounded once. */
 template <int RUN>
 __device__ __forceinline__ void store_run(const apa_cuda_tensor &out, int64_t at, const float *x, bool aligned)

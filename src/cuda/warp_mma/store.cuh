@@ -63,25 +63,72 @@ __device__ __forceinline__ void store_part(const State16<D, MT> &state, float *o
         }
 }
 
+/* May a row's neighbouring elements be written up to 16 bytes at a time? */
+__device__ __forceinline__ bool is_aligned(const apa_cuda_tensor &out)
+{
+    return (reinterpret_cast<uintptr_t>(out.data) & 15) == 0 &&
+           ((out.stride[0] | out.stride[1] | out.stride[2]) & 7) == 0;
+}
+
+/* Lane t of a quad has x[k] of four blocks k; afterwards it has x[0 … 3] of lanes 0 … 3, of block t. */
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4])
+{
+#pragma unroll
+    for (int m = 1; m < 4; m *= 2) {
+        const bool upper = (threadIdx.x & m) != 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if ((k & m) == 0) {
+                const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? x[k] : x[k | m], m);
+                x[k] = upper ? other : x[k];
+                x[k | m] = upper ? x[k | m] : other;
+            }
+    }
+}
+
+/* A lane's two elements of each 8-channel block, times `factor`, to a row of 16-bit numbers, 16 bytes at a time. */
+template <int D, bool BF16>
+__device__ __forceinline__ void store_row_16(const apa_cuda_tensor &out, int64_t at, const float (&o)[D / 8][4], int h,
+                                             float factor, bool real)
+{
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 4) {
+        uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            x[k] = pack_16<BF16>(o[n + k][2 * h] * factor, o[n + k][2 * h + 1] * factor);
+        transpose_quad(x);
+        if (real)
+            *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(out.data) + at + (n + t) * 8) =
+                make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
 template <int D, int MT>
 __device__ __forceinline__ void store_result(const State16<D, MT> &state, const apa_cuda_job &job, const Unit &unit,
                                              int b, int first_row)
 {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const bool wide = job.out.dtype != APA_DTYPE_F32 && is_aligned(job.out);
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const Row row = row_of(job, unit, first_row + mt * 16 + h * 8 + g);
-            if (!row.real)
-                continue;
             const float l = state.l[mt][2 * h], inverse = l == 0.0f ? 0.0f : 1.0f / l;
             const int64_t at = b * job.out.stride[0] + row.head * job.out.stride[1] + row.position * job.out.stride[2];
+            if (wide && job.out.dtype == APA_DTYPE_BF16) {
+                store_row_16<D, true>(job.out, at, state.o[mt], h, inverse, row.real);
+            } else if (wide) {
+                store_row_16<D, false>(job.out, at, state.o[mt], h, inverse, row.real);
+            } else if (row.real) {
 #pragma unroll
-            for (int n = 0; n < D / 8; n++)
-                store_pair(job.out, at + n * 8 + t * 2, state.o[mt][n][2 * h] * inverse,
-                           state.o[mt][n][2 * h + 1] * inverse);
-            if (t == 0)
+                for (int n = 0; n < D / 8; n++)
+                    store_pair(job.out, at + n * 8 + t * 2, state.o[mt][n][2 * h] * inverse,
+                               state.o[mt][n][2 * h + 1] * inverse);
+            }
+            if (row.real && t == 0)
                 store_lse(job.lse, b, row.head, row.position, state.X[2 * mt + h], l);
         }
 }

@@ -24,13 +24,14 @@ template <int D> struct BothShape : ColdRing<D> {
     using Ring = ColdRing<D>;
     using Hot = HotShape<D>;
     static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MOST_TILES,
-                         CANDIDATE_MASK_AT = FIX_MASK_AT + MOST_TILES, ROWS_AT = CANDIDATE_MASK_AT + MOST_TILES,
+                         CANDIDATE_MASK_AT = FIX_MASK_AT + MOST_TILES, APART_MASK_AT = CANDIDATE_MASK_AT + MOST_TILES,
+                         ROWS_AT = APART_MASK_AT + MOST_TILES,
                          PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8, PASS_2_BYTES = 2 * Hot::BYTES;
     static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
                          FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16,
                          NOTES_AT = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES;
     static constexpr int SHARED = NOTES_AT + 8 * 16 + 1024; /* 1024: to align the start */
-    static constexpr int FIX_ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: tile, groups */
+    static constexpr int FIX_ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: FixEntry */
     static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
 };
 
@@ -46,7 +47,7 @@ template <int D> struct BothShape : ColdRing<D> {
 
 /* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
 constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6;
-constexpr uint32_t NO_TILE = 0xffffffffu; /* ends the ring of fix */
+constexpr uint32_t NO_PAIR = 0xffffffffu; /* ends the ring of fix */
 
 /* A free slot, by one thread. What blocks had it before have read all of theirs. */
 __device__ __forceinline__ int take_slot(const apa_cuda_job &job)
@@ -71,17 +72,34 @@ __device__ __forceinline__ int64_t first_candidate(const apa_cuda_job &job, int 
     return (static_cast<int64_t>(slot) * APA_CUDA_UNIT_GROUPS + warp) * ((job.tiles + 1) / 2);
 }
 
+/* Numbers in the order of floats. */
+__device__ __forceinline__ int in_order(float x)
+{
+    const int bits = __float_as_int(x);
+    return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+
+/* A pair written down: its number, how pass 1 took it, and the largest mass that some row has in one of its tiles, by
+ * which most are told to be cold without a look at the others. */
+struct Candidate {
+    static constexpr uint32_t HELD = 1u << 31, APART = 1u << 30, NUMBER = APART - 1;
+    uint32_t pair;
+    int most;
+};
+
 /* Candidates one after the other, as the walk comes by them. A warp's notes: how many it has written down, in which
  * slot. */
 struct CandidatesInLine {
-    __device__ static void write(float mass, const WarpPlace &my, int number, bool held)
+    __device__ static void write(float mass, const WarpPlace &my, int number, bool held, bool apart)
     {
         const uint32_t n = load_shared_4(my.notes), slot = load_shared_4(my.notes + 4);
         const int64_t at = first_candidate(my.job, static_cast<int>(slot), my.first_row / 16) + n;
+        const int most = __reduce_max_sync(0xffffffffu, in_order(mass));
         my.job.mass[at * 32 + (threadIdx.x & 31)] = mass;
         __syncwarp(); /* all have read n */
         if ((threadIdx.x & 31) == 0) {
-            my.job.candidate_pair[at] = static_cast<uint32_t>(number) | (held ? 1u << 31 : 0u);
+            const uint32_t pair = static_cast<uint32_t>(number) | (held ? Candidate::HELD : 0u) | (apart ? Candidate::APART : 0u);
+            reinterpret_cast<uint2 *>(my.job.candidate_pair)[at] = make_uint2(pair, static_cast<uint32_t>(most));
             store_shared_4(my.notes, n + 1);
         }
         __syncwarp();
@@ -90,17 +108,36 @@ struct CandidatesInLine {
 
 /* Masks of verdicts: byte t of each array is tile t, bit g group g; a word is four tiles. */
 struct Masks {
-    uint32_t hot, fix, candidate; /* addresses */
+    uint32_t hot, fix, candidate, apart; /* addresses; apart: of a pair, in the byte of its first tile */
 
     __device__ void set(uint32_t mask, int tile, int group) const
     {
         or_shared(mask + tile / 4 * 4, 1u << (tile % 4 * 8 + group));
+    }
+    /* of a pair's two tiles, as bits 0 and 8 say */
+    __device__ void set_two(uint32_t mask, int pair, uint32_t two, int group) const
+    {
+        if (two != 0)
+            or_shared(mask + pair / 2 * 4, two << (pair % 2 * 16 + group));
     }
     __device__ void clear(uint32_t mask, int tile, int group) const
     {
         and_shared(mask + tile / 4 * 4, ~(1u << (tile % 4 * 8 + group)));
     }
 };
+
+/* A candidate's verdict: which of its tiles are hot (bits of lanes whose row's mass says so). */
+__device__ __forceinline__ void settle(uint32_t pair, uint32_t hot_lanes, int end_key, int group, const Masks &masks)
+{
+    const int number = static_cast<int>(pair & Candidate::NUMBER);
+    const uint32_t seen = number * PAIR_KEYS + APA_CUDA_TILE < end_key ? 0x101u : 1u;
+    const uint32_t hot = ((hot_lanes & 0x55555555u) != 0 ? 1u : 0u) | ((hot_lanes & 0xaaaaaaaau) != 0 ? 0x100u : 0u);
+    masks.set_two(masks.candidate, number, seen, group);
+    masks.set_two(masks.hot, number, hot & seen, group);
+    /* also where a tile has no mass in its pair's frame: it is to have its own */
+    masks.set_two(masks.fix, number, (hot ^ ((pair & Candidate::HELD) != 0 ? 0x101u : 0u)) & seen, group);
+    masks.set_two(masks.apart, number, (pair & Candidate::APART) != 0 ? 1u : 0u, group);
+}
 
 constexpr int AT_ONCE = 8; /* candidates whose masses are read together */
 
@@ -113,40 +150,39 @@ __device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &
     const int64_t first = first_candidate(job, static_cast<int>(load_shared_4(my.notes + 4)), group);
     ThreadRows<1> seen;
     load_rows(seen, my.row_table);
-    const int any_end = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
+    const int end_key = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
     const float lambda = mass_h() == 0 ? rows.lambda[0] : rows.lambda[1],
                 frame = mass_h() == 0 ? rows.frame[0] : rows.frame[1];
     /* padding has no say, nor has a row that sees nothing */
     const bool judges = mass_h() == 0 ? seen.first[0] < seen.end[0] : seen.first[1] < seen.end[1];
     const float least = judges && lambda > 0.0f ? frame + log2f(lambda) - LOG2_P_RANGE + job.log2_eps : CUDART_INF_F;
-    for (int base = 0; base < n; base += AT_ONCE) {
-        float mass[AT_ONCE];
-        uint32_t pair[AT_ONCE];
+    const int least_of_all = __reduce_min_sync(0xffffffffu, in_order(least));
+    for (int base = 0; base < n; base += 32) { /* a lane a candidate */
+        const bool there = base + lane < n;
+        uint2 own = make_uint2(0, 0);
+        if (there)
+            own = __ldcg(reinterpret_cast<const uint2 *>(job.candidate_pair) + first + base + lane);
+        uint32_t hot_lanes = 0;
+        uint32_t left = __ballot_sync(0xffffffffu, there && static_cast<int>(own.y) > least_of_all);
+        while (left != 0) {
+            float mass[AT_ONCE];
+            int from[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int64_t at = first + min(base + i, n - 1);
-            mass[i] = __ldcg(job.mass + at * 32 + lane);
-            pair[i] = __ldcg(job.candidate_pair + at);
-        }
+            for (int i = 0; i < AT_ONCE; i++) {
+                from[i] = __ffs(static_cast<int>(left)) - 1; /* -1: no more */
+                mass[i] = -CUDART_INF_F;
+                if (left != 0)
+                    mass[i] = __ldcg(job.mass + (first + base + from[i]) * 32 + lane);
+                left &= left - 1;
+            }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const uint32_t hot = __ballot_sync(0xffffffffu, mass[i] > least);
-            if (lane != 0 || base + i >= n)
-                continue;
-            const bool held = pair[i] >> 31 != 0;
-            for (int tile = 0; tile < 2; tile++) {
-                const uint32_t of_tile = 0x55555555u << tile;
-                const int number = static_cast<int>(pair[i] & 0x7fffffffu) * 2 + tile;
-                if (number * APA_CUDA_TILE >= any_end)
-                    continue;
-                const bool is_hot = (hot & of_tile) != 0;
-                masks.set(masks.candidate, number, group);
-                if (is_hot)
-                    masks.set(masks.hot, number, group);
-                if (is_hot != held) /* also where it has no mass in its pair's frame: it is to have its own */
-                    masks.set(masks.fix, number, group);
+            for (int i = 0; i < AT_ONCE; i++) {
+                const uint32_t hot = __ballot_sync(0xffffffffu, mass[i] > least);
+                hot_lanes = lane == from[i] ? hot : hot_lanes;
             }
         }
+        if (there)
+            settle(own.x, hot_lanes, end_key, group, masks);
     }
 }
 
@@ -250,23 +286,6 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit
 
 /* ---- the feeding warps ---- */
 
-/* Tiles with a bit in `mask`, in rising order: visit(tile, its byte), by all lanes. */
-template <typename Visit>
-__device__ __forceinline__ void for_each_tile(uint32_t mask, int first_tile, int end_tile, Visit visit)
-{
-    const int lane = threadIdx.x & 31;
-    for (int base = first_tile / 4 * 4; base < end_tile; base += 128) {
-        const uint32_t word = base + lane * 4 < end_tile ? load_shared_4(mask + base + lane * 4) : 0u;
-        for (uint32_t left = __ballot_sync(0xffffffffu, word != 0); left != 0; left &= left - 1) {
-            const int from = __ffs(static_cast<int>(left)) - 1;
-            const uint32_t four = __shfl_sync(0xffffffffu, word, from);
-            for (int i = 0; i < 4; i++)
-                if ((four >> 8 * i & 255) != 0)
-                    visit(base + from * 4 + i, four >> 8 * i & 255);
-        }
-    }
-}
-
 template <int D> __device__ __forceinline__ uint32_t fix_stage(uint32_t base, int i)
 {
     return base + i % BothShape<D>::STAGES * Pair<D>::STAGE;
@@ -277,30 +296,55 @@ template <int D> __device__ __forceinline__ uint32_t fix_full(uint32_t base, int
     return base + BothShape<D>::FIX_FULL_AT + i % BothShape<D>::STAGES * 16;
 }
 
-/* One warp. */
+/* What has to be done to a pair: at once where both of its tiles change alike and share a frame, else one by one. */
+struct PairFix {
+    FixEntry now, then; /* then: where groups has no tile, nothing */
+};
+
+/* Bytes of the pair's two tiles: groups whose sums of it change, and for which it is hot. */
+__device__ __forceinline__ PairFix fix_of_pair(uint32_t pair, uint32_t fix, uint32_t hot, uint32_t apart)
+{
+    const uint32_t fix_0 = fix & 255, fix_1 = fix >> 8 & 255, hot_0 = hot & 255, hot_1 = hot >> 8 & 255;
+    const uint32_t at_once = fix_0 & fix_1 & ~(hot_0 ^ hot_1) & ~apart;
+    const uint32_t second = at_once | (fix_1 & ~fix_0), later = fix_0 & fix_1 & ~at_once;
+    return {{pair, fix_entry(fix_0, second, (fix_0 & hot_0) | (~fix_0 & hot_1 & 255))},
+            {pair, fix_entry(0, later, later & hot_1)}};
+}
+
+/* One warp: pairs in rising order. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, int first_tile, int end_tile,
+__device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, const PairRange &pairs,
                                          const Masks &masks)
 {
     using S = BothShape<D>;
-    const bool first_lane = (threadIdx.x & 31) == 0;
+    const int lane = threadIdx.x & 31;
     int at = 0;
-    auto slot = [&](uint32_t tile, uint32_t groups) {
-        const uint32_t entry[4] = {tile, groups, 0, 0};
+    auto push = [&](const FixEntry &fix) {
+        const uint32_t entry[4] = {fix.pair, fix.groups, 0, 0};
         barrier_wait(fix_full<D>(base, at) + 8, (at / S::STAGES & 1) ^ 1);
         store_shared_16(fix_stage<D>(base, at) + S::FIX_ENTRY_AT, entry);
-    };
-    for_each_tile(masks.fix, first_tile, end_tile, [&](int tile, uint32_t groups) {
-        if (first_lane) {
-            slot(static_cast<uint32_t>(tile), groups | (groups & load_shared_1(masks.hot + tile)) << 8);
-            copy_pair<D, BIAS>(fix_stage<D>(base, at), fix_full<D>(base, at), job, head, tile / 2);
-        }
+        if (fix.pair != NO_PAIR)
+            copy_pair<D, BIAS>(fix_stage<D>(base, at), fix_full<D>(base, at), job, head, static_cast<int>(fix.pair));
+        else
+            barrier_arrive(fix_full<D>(base, at));
         at++;
-    });
-    if (first_lane) {
-        slot(NO_TILE, 0);
-        barrier_arrive(fix_full<D>(base, at));
+    };
+    for (int begin = pairs.first; begin < pairs.end; begin += 32) { /* a lane a pair */
+        const uint32_t own = begin + lane < pairs.end ? load_shared_2(masks.fix + (begin + lane) * 2) : 0u;
+        for (uint32_t left = __ballot_sync(0xffffffffu, own != 0); left != 0; left &= left - 1) {
+            const int from = __ffs(static_cast<int>(left)) - 1, pair = begin + from;
+            const uint32_t fix = __shfl_sync(0xffffffffu, own, from);
+            if (lane != 0)
+                continue;
+            const PairFix both = fix_of_pair(static_cast<uint32_t>(pair), fix, load_shared_2(masks.hot + pair * 2),
+                                             load_shared_1(masks.apart + pair * 2));
+            push(both.now);
+            if (both.then.groups != 0)
+                push(both.then);
+        }
     }
+    if (lane == 0)
+        push({NO_PAIR, 0});
 }
 
 /* One warp: the list of a half's hot tiles. Returns its length. */
@@ -357,9 +401,9 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D
         const uint32_t stage = fix_stage<D>(base, i), full = fix_full<D>(base, i);
         barrier_wait(full, i / S::STAGES & 1);
         const FixEntry entry = {load_shared_4(stage + S::FIX_ENTRY_AT), load_shared_4(stage + S::FIX_ENTRY_AT + 4)};
-        if (entry.tile == NO_TILE)
+        if (entry.pair == NO_PAIR)
             return;
-        if ((entry.groups >> my.first_row / 64 * 4 & 15) != 0) /* of this warpgroup */
+        if (((entry.groups | entry.groups >> 8) >> my.first_row / 64 * 4 & 15) != 0) /* of this warpgroup */
             fix_one<D, BIAS>(rows, q, picks, q_unit, stage, entry, my);
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
@@ -422,7 +466,7 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
     const Unit unit = unit_of_row(job, place, place.row);
-    const Masks masks = {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT};
+    const Masks masks = {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT, base + S::APART_MASK_AT};
     const bool early = apa_cuda_is_early(&job, place.row, COLD_ROWS) != 0;
     if (early && job.counts == nullptr && job.verdicts == nullptr) {
         chain_wait();
@@ -449,6 +493,7 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
         store_shared_16(masks.hot + at, zeros);
         store_shared_16(masks.fix + at, zeros);
         store_shared_16(masks.candidate + at, zeros);
+        store_shared_16(masks.apart + at, zeros);
     }
     if (threadIdx.x == 0)
         set_barriers<D>(base);
@@ -468,7 +513,7 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
         __syncwarp();
         named_barrier(PHASE, S::THREADS); /* verdicts are there */
         if (warp == 8)
-            feed_fix<D, BIAS>(job, unit.head, base, first_tile, end_tile, masks);
+            feed_fix<D, BIAS>(job, unit.head, base, pairs, masks);
         if (warp == 9)
             report(job, unit, base + S::ROWS_AT, false, first_tile, end_tile, masks);
         if (warp >= 10) {

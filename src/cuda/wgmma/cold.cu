@@ -14,7 +14,7 @@ template <int D> struct ColdShape : ColdRing<D> {
 
 /* Both tiles of a pair become candidates: their kind, and their rows' masses. Bytes of other tiles were zeroed before. */
 struct CandidatesByTile {
-    __device__ static void write(float mass, const WarpPlace &my, int number, bool held)
+    __device__ static void write(float mass, const WarpPlace &my, int number, bool held, bool)
     {
         const int lane = threadIdx.x & 31, tile = 2 * number + mass_tile();
         const int64_t at = (my.unit.local * APA_CUDA_UNIT_GROUPS + my.first_row / 16) * my.job.tiles;

@@ -197,9 +197,10 @@ __device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D 
     if (__builtin_expect(__any_sync(0xffffffffu, above || apart), 0)) {
         const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
         const float held_above = my.job.eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
-        const bool held = __any_sync(0xffffffffu, apart || most[0] > held_above * rows.lambda[0] ||
-                                                      most[1] > held_above * rows.lambda[1]);
-        Candidates::write(log2_mass(acc[D / 8], pair.top), my, pair_at(my.pairs, i), held);
+        apart = __any_sync(0xffffffffu, apart);
+        const bool held = apart || __any_sync(0xffffffffu, most[0] > held_above * rows.lambda[0] ||
+                                                               most[1] > held_above * rows.lambda[1]);
+        Candidates::write(log2_mass(acc[D / 8], pair.top), my, pair_at(my.pairs, i), held, apart);
         if (held) {
             rows.held[0] += both[0];
             rows.held[1] += both[1];

@@ -10,7 +10,7 @@ template <int D> struct FixShape {
     static constexpr int THREADS = 3 * 128;
     static constexpr int FULL_AT = STAGES * Pair<D>::STAGE, ROWS_AT = FULL_AT + STAGES * 16;
     static constexpr int SHARED = ROWS_AT + APA_CUDA_UNIT * 8 + 1024;
-    static constexpr int ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: tile, groups */
+    static constexpr int ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: FixEntry */
 };
 
 #ifdef APA_CUDA_BULK
@@ -25,7 +25,9 @@ __device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit
     for (int i = 0; i < end - first; i++) {
         const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
         const uint32_t tile = job.fix_tile[list + first + i];
-        const uint32_t entry[4] = {tile, job.fix_mask[list + first + i], 0, 0};
+        const uint32_t mask = job.fix_mask[list + first + i], groups = mask & 255, take_out = mask >> 8;
+        const uint32_t entry[4] = {tile / 2, fix_entry(tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, take_out),
+                                   0, 0};
         barrier_wait(full + 8, (i / S::STAGES & 1) ^ 1);
         store_shared_16(stage + S::ENTRY_AT, entry);
         copy_pair<D, BIAS>(stage, full, job, unit.head, static_cast<int>(tile / 2));

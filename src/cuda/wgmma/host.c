@@ -254,7 +254,7 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     job->longest_first = triangle;
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
     /* without splits a block can do both passes of its unit */
-    const int64_t slot_bytes = (int64_t)APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2) * (32 * 4 + 4);
+    const int64_t slot_bytes = (int64_t)APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2) * (32 * 4 + 8);
     if (job->splits == 1 && job->tiles <= apa_wgmma_most_tiles_of_both() && slots * slot_bytes <= SLOT_BYTES)
         job->slots = (int32_t)slots;
 }
@@ -295,7 +295,7 @@ static void lay_out_slots(apa_cuda_job *job, apa_cuda_arena *at)
     const int64_t pairs = (int64_t)job->slots * APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2);
     job->slot_taken = apa_cuda_take(at, job->slots, sizeof(uint32_t));
     job->mass = apa_cuda_take(at, pairs * 32, sizeof(float));
-    job->candidate_pair = apa_cuda_take(at, pairs, sizeof(uint32_t));
+    job->candidate_pair = apa_cuda_take(at, 2 * pairs, sizeof(uint32_t));
     job->hot_tile = apa_cuda_take(at, (int64_t)job->slots * 2 * job->tiles, sizeof(uint32_t));
 }
 
