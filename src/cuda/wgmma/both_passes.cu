@@ -28,10 +28,8 @@ template <int D> struct BothShape : ColdRing<D> {
                          ROWS_AT = APART_MASK_AT + MOST_TILES,
                          PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8, PASS_2_BYTES = 2 * Hot::BYTES;
     static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
-                         FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16,
-                         NOTES_AT = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES;
-    static constexpr int SHARED = NOTES_AT + 8 * 16 + 1024; /* 1024: to align the start */
-    static constexpr int FIX_ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: FixEntry */
+                         FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16;
+    static constexpr int SHARED = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES + 1024; /* 1024: to align the start */
     static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
 };
 
@@ -47,7 +45,6 @@ template <int D> struct BothShape : ColdRing<D> {
 
 /* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
 constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6;
-constexpr uint32_t NO_PAIR = 0xffffffffu; /* ends the ring of fix */
 
 /* A free slot, by one thread. What blocks had it before have read all of theirs. */
 __device__ __forceinline__ int take_slot(const apa_cuda_job &job)
@@ -87,22 +84,22 @@ struct Candidate {
     int most;
 };
 
-/* Candidates one after the other, as the walk comes by them. A warp's notes: how many it has written down, in which
- * slot. */
+/* Candidates one after the other, as the walk comes by them. */
 struct CandidatesInLine {
-    __device__ static void write(float mass, const WarpPlace &my, int number, bool held, bool apart)
+    uint32_t slot; /* where the block's slot stands in shared memory */
+    int count;
+
+    __device__ void write(const Note &note, const WarpPlace &my, int number)
     {
-        const uint32_t n = load_shared_4(my.notes), slot = load_shared_4(my.notes + 4);
-        const int64_t at = first_candidate(my.job, static_cast<int>(slot), my.first_row / 16) + n;
-        const int most = __reduce_max_sync(0xffffffffu, in_order(mass));
-        my.job.mass[at * 32 + (threadIdx.x & 31)] = mass;
-        __syncwarp(); /* all have read n */
+        const int64_t at = first_candidate(my.job, static_cast<int>(load_shared_4(slot)), my.first_row / 16) + count;
+        const int most = __reduce_max_sync(0xffffffffu, in_order(note.mass));
+        my.job.mass[at * 32 + (threadIdx.x & 31)] = note.mass;
         if ((threadIdx.x & 31) == 0) {
-            const uint32_t pair = static_cast<uint32_t>(number) | (held ? Candidate::HELD : 0u) | (apart ? Candidate::APART : 0u);
+            const uint32_t pair = static_cast<uint32_t>(number) | (note.held ? Candidate::HELD : 0u) |
+                                  (note.apart ? Candidate::APART : 0u);
             reinterpret_cast<uint2 *>(my.job.candidate_pair)[at] = make_uint2(pair, static_cast<uint32_t>(most));
-            store_shared_4(my.notes, n + 1);
         }
-        __syncwarp();
+        count++;
     }
 };
 
@@ -143,11 +140,11 @@ constexpr int AT_ONCE = 8; /* candidates whose masses are read together */
 
 /* The warp's candidates against its rows' complete λ. */
 template <int D>
-__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, const Masks &masks)
+__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, int slot, int n, const Masks &masks)
 {
     const apa_cuda_job &job = my.job;
-    const int lane = threadIdx.x & 31, group = my.first_row / 16, n = static_cast<int>(load_shared_4(my.notes));
-    const int64_t first = first_candidate(job, static_cast<int>(load_shared_4(my.notes + 4)), group);
+    const int lane = threadIdx.x & 31, group = my.first_row / 16;
+    const int64_t first = first_candidate(job, slot, group);
     ThreadRows<1> seen;
     load_rows(seen, my.row_table);
     const int end_key = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
@@ -286,14 +283,9 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit
 
 /* ---- the feeding warps ---- */
 
-template <int D> __device__ __forceinline__ uint32_t fix_stage(uint32_t base, int i)
+template <int D> __device__ __forceinline__ FixRing<D> fix_ring(uint32_t base)
 {
-    return base + i % BothShape<D>::STAGES * Pair<D>::STAGE;
-}
-
-template <int D> __device__ __forceinline__ uint32_t fix_full(uint32_t base, int i)
-{
-    return base + BothShape<D>::FIX_FULL_AT + i % BothShape<D>::STAGES * 16;
+    return {base, base + BothShape<D>::FIX_FULL_AT, BothShape<D>::STAGES};
 }
 
 /* What has to be done to a pair: at once where both of its tiles change alike and share a frame, else one by one. */
@@ -316,19 +308,9 @@ template <int D, bool BIAS>
 __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, const PairRange &pairs,
                                          const Masks &masks)
 {
-    using S = BothShape<D>;
+    const FixRing<D> ring = fix_ring<D>(base);
     const int lane = threadIdx.x & 31;
     int at = 0;
-    auto push = [&](const FixEntry &fix) {
-        const uint32_t entry[4] = {fix.pair, fix.groups, 0, 0};
-        barrier_wait(fix_full<D>(base, at) + 8, (at / S::STAGES & 1) ^ 1);
-        store_shared_16(fix_stage<D>(base, at) + S::FIX_ENTRY_AT, entry);
-        if (fix.pair != NO_PAIR)
-            copy_pair<D, BIAS>(fix_stage<D>(base, at), fix_full<D>(base, at), job, head, static_cast<int>(fix.pair));
-        else
-            barrier_arrive(fix_full<D>(base, at));
-        at++;
-    };
     for (int begin = pairs.first; begin < pairs.end; begin += 32) { /* a lane a pair */
         const uint32_t own = begin + lane < pairs.end ? load_shared_2(masks.fix + (begin + lane) * 2) : 0u;
         for (uint32_t left = __ballot_sync(0xffffffffu, own != 0); left != 0; left &= left - 1) {
@@ -338,13 +320,13 @@ __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint
                 continue;
             const PairFix both = fix_of_pair(static_cast<uint32_t>(pair), fix, load_shared_2(masks.hot + pair * 2),
                                              load_shared_1(masks.apart + pair * 2));
-            push(both.now);
+            push_fix<D, BIAS>(ring, at++, both.now, job, head);
             if (both.then.groups != 0)
-                push(both.then);
+                push_fix<D, BIAS>(ring, at++, both.then, job, head);
         }
     }
     if (lane == 0)
-        push({NO_PAIR, 0});
+        push_fix<D, BIAS>(ring, at, {NO_PAIR, 0}, job, head);
 }
 
 /* One warp: the list of a half's hot tiles. Returns its length. */
@@ -387,30 +369,6 @@ template <int D> __device__ __forceinline__ HotRing<D> hot_ring(uint32_t base, i
 
 /* ---- the warpgroups ---- */
 
-template <int D, bool BIAS>
-__device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
-                                        const float (&q_unit)[2], uint32_t base, const WarpPlace &my)
-{
-    using S = BothShape<D>;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.lambda[h] -= rows.held[h];
-        rows.held[h] = 0.0f;
-    }
-    for (int i = 0;; i++) {
-        const uint32_t stage = fix_stage<D>(base, i), full = fix_full<D>(base, i);
-        barrier_wait(full, i / S::STAGES & 1);
-        const FixEntry entry = {load_shared_4(stage + S::FIX_ENTRY_AT), load_shared_4(stage + S::FIX_ENTRY_AT + 4)};
-        if (entry.pair == NO_PAIR)
-            return;
-        if (((entry.groups | entry.groups >> 8) >> my.first_row / 64 * 4 & 15) != 0) /* of this warpgroup */
-            fix_one<D, BIAS>(rows, q, picks, q_unit, stage, entry, my);
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0)
-            barrier_arrive(full + 8);
-    }
-}
-
 /* The cold state as one of exact tiles: the frame of raw scores, below the largest one as theirs are. l: of a lane. */
 template <int D>
 __device__ __forceinline__ void go_over(State16<D, 1> &state, float (&l)[2], const ColdRows<D> &rows,
@@ -439,9 +397,8 @@ template <int D> static __device__ __forceinline__ void set_barriers(uint32_t ba
     for (int i = 0; i < S::STAGES; i++) {
         barrier_init(base + S::FULL_AT + i * 16, 1);
         barrier_init(base + S::FULL_AT + i * 16 + 8, 4 * COLD_GROUPS);
-        barrier_init(fix_full<D>(base, i), 1);
-        barrier_init(fix_full<D>(base, i) + 8, 4 * COLD_GROUPS);
     }
+    fix_ring<D>(base).set_barriers();
     for (int half = 0; half < 2; half++) {
         const HotRing<D> ring = hot_ring<D>(base, half);
         for (int i = 0; i < HotShape<D>::SLOTS; i++) {
@@ -475,7 +432,7 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
     const PairRange pairs = block_pairs(job, place);
     const int first_tile = pairs.first * 2, end_tile = min(pairs.end * 2, job.tiles);
     const int in_unit = warp % 8 * 16;
-    WarpPlace my = {job, unit, in_unit, base + S::ROWS_AT + in_unit * 8, base + S::NOTES_AT + in_unit, pairs, {0, 0}};
+    WarpPlace my = {job, unit, in_unit, base + S::ROWS_AT + in_unit * 8, pairs, {0, 0}};
     if (early) { /* the exact kernel has them */
         chain_wait();
         if (warp < 8)
@@ -539,11 +496,6 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
     take_registers<COLD_CONSUMER_REGISTERS>();
     PHASE_MARK(0);
     see_rows(my);
-    if (lane == 0) {
-        store_shared_4(my.notes, 0);
-        store_shared_4(my.notes + 4, static_cast<uint32_t>(slot));
-    }
-    __syncwarp();
     ColdRows<D> rows;
     uint32_t q[D / 32][4], picks[4];
     float q_unit[2];
@@ -553,12 +505,14 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + in_unit + h * 8 + (lane >> 2)];
-    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, base, my);
+    CandidatesInLine candidates = {shared_address(&slot), 0};
+    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, base, my, candidates);
+    __syncwarp(); /* what lanes wrote down, others may read */
 
     PHASE_MARK(1);
     const bool throughout = job.all_hot[unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
     if (!throughout)
-        judge<D>(rows, my, masks);
+        judge<D>(rows, my, slot, candidates.count, masks);
     if (throughout || some_poisoned) {
         __syncwarp();
         force(job, unit.head, warp, my.row_table, throughout, first_tile, end_tile, masks);
@@ -567,7 +521,12 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
     PHASE_MARK(2);
     named_barrier(PHASE, S::THREADS);
     PHASE_MARK(3);
-    fix_all<D, BIAS>(rows, q, picks, q_unit, base, my);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rows.lambda[h] -= rows.held[h];
+        rows.held[h] = 0.0f;
+    }
+    fix_all<D, BIAS>(rows, q, picks, q_unit, fix_ring<D>(base), my);
     PHASE_MARK(4);
     fence_for_async();
     __syncwarp();

@@ -14,15 +14,15 @@ template <int D> struct ColdShape : ColdRing<D> {
 
 /* Both tiles of a pair become candidates: their kind, and their rows' masses. Bytes of other tiles were zeroed before. */
 struct CandidatesByTile {
-    __device__ static void write(float mass, const WarpPlace &my, int number, bool held, bool)
+    __device__ void write(const Note &note, const WarpPlace &my, int number) const
     {
         const int lane = threadIdx.x & 31, tile = 2 * number + mass_tile();
         const int64_t at = (my.unit.local * APA_CUDA_UNIT_GROUPS + my.first_row / 16) * my.job.tiles;
         if (tile >= my.job.tiles)
             return;
-        my.job.mass[(at + tile) * 16 + mass_h() * 8 + (lane >> 2)] = mass;
+        my.job.mass[(at + tile) * 16 + mass_h() * 8 + (lane >> 2)] = note.mass;
         if (lane < 2)
-            my.job.candidate[at + tile] = held ? APA_CUDA_CANDIDATE_HELD : APA_CUDA_CANDIDATE_ADDED;
+            my.job.candidate[at + tile] = note.held ? APA_CUDA_CANDIDATE_HELD : APA_CUDA_CANDIDATE_ADDED;
     }
 };
 
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = unit.number < job.units && unit.local < job.unit_count;
-    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, 0, pairs, {0, 0}};
+    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}};
     see_rows(my);
     ColdRows<D> rows;
     uint32_t q[D / 32][4] = {}, picks[4];
@@ -81,7 +81,8 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
             q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (lane >> 2)];
     }
     clear(rows);
-    walk<D, BIAS, CandidatesByTile, S>(rows, q, picks, q_unit, base, my);
+    const CandidatesByTile candidates;
+    walk<D, BIAS, const CandidatesByTile, S>(rows, q, picks, q_unit, base, my, candidates);
     if (!there)
         return;
     const int64_t first_row = (place.split * job.unit_count + unit.local) * APA_CUDA_UNIT + my.first_row;

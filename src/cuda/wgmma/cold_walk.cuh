@@ -17,7 +17,8 @@
  * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong is set right when λ is
  * complete (fix_pair.cuh). Rows of a verdict are the 16 of a warp: a warp leaves out what it holds back.
  *
- * Where candidates are written down is the caller's: a type with write(), called by all lanes of a warp. */
+ * Where candidates are written down is the caller's: an object with write(), called by all lanes of a warp, while the
+ * other warpgroup has its turn. */
 #ifndef APA_CUDA_WGMMA_COLD_WALK_CUH
 #define APA_CUDA_WGMMA_COLD_WALK_CUH
 
@@ -109,7 +110,6 @@ struct WarpPlace {
     const Unit &unit;
     int first_row;          /* in the unit */
     uint32_t row_table;     /* of the warp, in shared memory */
-    uint32_t notes;         /* the caller's, for the warp's candidates */
     PairRange pairs, whole; /* whole: pairs that every row of the warp sees to the last key */
 };
 
@@ -178,13 +178,20 @@ __device__ __forceinline__ float log2_mass(const float (&sums)[4], const float (
     return sum > 0.0f ? frame + log2_fast(sum) - LOG2_P_RANGE : -CUDART_INF_F;
 }
 
+/* What is to be written down of a pair. */
+struct Note {
+    float mass; /* log2_mass() */
+    bool some, held, apart; /* apart: held because its tiles are too far from each other */
+};
+
 /* P·V of pair number i of the walk is there: masses, verdicts, sums. */
-template <int D, typename Candidates>
-__device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
+template <int D>
+__device__ __forceinline__ Note take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
                                         const WarpPlace &my, int i)
 {
     float most[2], both[2];
     bool above = false, apart = false;
+    Note note = {0.0f, false, false, false};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
@@ -194,20 +201,23 @@ __device__ __forceinline__ void take_in(ColdRows<D> &rows, const float (&acc)[D 
         above = above || most[h] > my.job.eps * rows.lambda[h];
         apart = apart || fminf(first, second) * pair.apart < most[h];
     }
-    if (__builtin_expect(__any_sync(0xffffffffu, above || apart), 0)) {
+    note.some = __any_sync(0xffffffffu, above || apart);
+    if (__builtin_expect(note.some, 0)) {
         const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
         const float held_above = my.job.eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
-        apart = __any_sync(0xffffffffu, apart);
-        const bool held = apart || __any_sync(0xffffffffu, most[0] > held_above * rows.lambda[0] ||
-                                                               most[1] > held_above * rows.lambda[1]);
-        Candidates::write(log2_mass(acc[D / 8], pair.top), my, pair_at(my.pairs, i), held, apart);
-        if (held) {
+        const bool high = most[0] > held_above * rows.lambda[0] || most[1] > held_above * rows.lambda[1];
+        const uint32_t why = __reduce_or_sync(0xffffffffu, (high ? 1u : 0u) | (apart ? 2u : 0u));
+        note.mass = log2_mass(acc[D / 8], pair.top);
+        note.held = why != 0;
+        note.apart = (why & 2) != 0;
+        if (note.held) {
             rows.held[0] += both[0];
             rows.held[1] += both[1];
-            return;
+            return note;
         }
     }
     add_pair<D>(rows, acc, pair.weight, pair.v_scale);
+    return note;
 }
 
 /* Whether the warp has to look at each key of pair `number`. */
@@ -260,7 +270,8 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
 
 template <int D, bool BIAS, typename Candidates, typename Shape>
 __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
-                                     const float (&q_unit)[2], uint32_t shared, const WarpPlace &my)
+                                     const float (&q_unit)[2], uint32_t shared, const WarpPlace &my,
+                                     Candidates &candidates)
 {
     const int n = my.pairs.end - my.pairs.first;
     if (n == 0)
@@ -287,12 +298,14 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         products_fence();
         issue_pair_scores<D, BIAS>(pair.s, q, picks, ahead.stage);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
-        take_in<D, Candidates>(rows, pair.acc, last, my, i - 1);
+        const Note note = take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
         products_fence();
         issue_pair_values<D>(pair.acc, pair.p, here.stage);
         if (group == 0 || i + 1 < n)
             named_barrier_arrive(TURN + 1 - group, COLD_GROUPS * 128);
+        if (__builtin_expect(note.some, 0))
+            candidates.write(note, my, pair_at(my.pairs, i - 1));
         meet_frames<D>(rows, next.top);
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -314,7 +327,9 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         if ((threadIdx.x & 31) == 0)
             barrier_arrive(release);
     }
-    take_in<D, Candidates>(rows, pair.acc, last, my, n - 1);
+    const Note note = take_in<D>(rows, pair.acc, last, my, n - 1);
+    if (note.some)
+        candidates.write(note, my, pair_at(my.pairs, n - 1));
 }
 
 /* A pair's codes, meta and biases into `stage`. */

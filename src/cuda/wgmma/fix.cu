@@ -10,28 +10,23 @@ template <int D> struct FixShape {
     static constexpr int THREADS = 3 * 128;
     static constexpr int FULL_AT = STAGES * Pair<D>::STAGE, ROWS_AT = FULL_AT + STAGES * 16;
     static constexpr int SHARED = ROWS_AT + APA_CUDA_UNIT * 8 + 1024;
-    static constexpr int ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage: FixEntry */
 };
 
 #ifdef APA_CUDA_BULK
 
 /* Entries first … end - 1 of the unit's list into the ring, by one thread. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void feed_entries(const apa_cuda_job &job, const Unit &unit, uint32_t base, int first,
-                                             int end)
+__device__ __forceinline__ void feed_entries(const FixRing<D> &ring, const apa_cuda_job &job, const Unit &unit,
+                                             int first, int end)
 {
-    using S = FixShape<D>;
     const int64_t list = unit.local * job.tiles;
-    for (int i = 0; i < end - first; i++) {
-        const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
-        const uint32_t tile = job.fix_tile[list + first + i];
-        const uint32_t mask = job.fix_mask[list + first + i], groups = mask & 255, take_out = mask >> 8;
-        const uint32_t entry[4] = {tile / 2, fix_entry(tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, take_out),
-                                   0, 0};
-        barrier_wait(full + 8, (i / S::STAGES & 1) ^ 1);
-        store_shared_16(stage + S::ENTRY_AT, entry);
-        copy_pair<D, BIAS>(stage, full, job, unit.head, static_cast<int>(tile / 2));
+    for (int i = first; i < end; i++) {
+        const uint32_t tile = job.fix_tile[list + i], mask = job.fix_mask[list + i], groups = mask & 255;
+        const FixEntry entry = {tile / 2,
+                                fix_entry(tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, mask >> 8)};
+        push_fix<D, BIAS>(ring, i - first, entry, job, unit.head);
     }
+    push_fix<D, BIAS>(ring, end - first, {NO_PAIR, 0}, job, unit.head);
 }
 
 /* The warp's rows as pass 1 stored them, in units of codes. */
@@ -76,18 +71,16 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
         if (threadIdx.x < 64)
             write_ones(base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
     fence_for_async();
+    const FixRing<D> ring = {base, base + S::FULL_AT, S::STAGES};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(base + S::FULL_AT + i * 16, 1);
-            barrier_init(base + S::FULL_AT + i * 16 + 8, 8);
-        }
+        ring.set_barriers();
         barrier_init_fence();
     }
     __syncthreads();
     if (warp >= 8) {
         give_registers<24>();
         if (threadIdx.x == 256)
-            feed_entries<D, BIAS>(job, unit, base, first, end);
+            feed_entries<D, BIAS>(ring, job, unit, first, end);
         return;
     }
     take_registers<240>();
@@ -101,17 +94,9 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + warp * 16 + h * 8 + (lane >> 2)];
-    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * 8, 0, {0, 0}, {0, 0}};
+    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * 8, {0, 0}, {0, 0}};
     see_rows(my);
-    for (int i = 0; i < end - first; i++) {
-        const uint32_t stage = base + i % S::STAGES * Pair<D>::STAGE, full = base + S::FULL_AT + i % S::STAGES * 16;
-        barrier_wait(full, i / S::STAGES & 1);
-        const FixEntry entry = {load_shared_4(stage + S::ENTRY_AT), load_shared_4(stage + S::ENTRY_AT + 4)};
-        fix_one<D, BIAS>(rows, q, picks, q_unit, stage, entry, my);
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(full + 8);
-    }
+    fix_all<D, BIAS>(rows, q, picks, q_unit, ring, my);
     store_cold<D>(rows, job, first_row);
 #endif
 }

@@ -1,8 +1,11 @@
-/* A pair of which pass 1 guessed one tile wrong, or both: added to a warpgroup's state or taken out of it.
+/* Pairs of which pass 1 guessed one tile wrong, or both: added to a warpgroup's state or taken out of it.
  *
- * The pair goes through the same products and the same rounding as in pass 1, so its codes of P are the same bits; those
+ * A pair goes through the same products and the same rounding as in pass 1, so its codes of P are the same bits; those
  * of a tile that stays are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one pair's E4M3
- * sum behind. */
+ * sum behind.
+ *
+ * One warp feeds a ring of pairs with what is to be done to each; two warpgroups work on it at their own pace, each with
+ * the scores of its next pair under way beside P·V of the one at hand. */
 #ifndef APA_CUDA_WGMMA_FIX_PAIR_CUH
 #define APA_CUDA_WGMMA_FIX_PAIR_CUH
 
@@ -19,66 +22,173 @@ __device__ __forceinline__ uint32_t fix_entry(uint32_t first, uint32_t second, u
     return first | second << 8 | take_out << 16;
 }
 
+constexpr uint32_t NO_PAIR = 0xffffffffu; /* ends the ring */
+
 #ifdef APA_CUDA_BULK
 
-/* Scores of the pair at `stage` that the warp's rows see. */
+template <int D> struct FixRing {
+    static constexpr int ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage */
+    uint32_t base, barriers;                               /* of each stage 16 bytes: full, empty */
+    int stages;
+
+    __device__ uint32_t stage(int i) const
+    {
+        return base + i % stages * Pair<D>::STAGE;
+    }
+    __device__ uint32_t full(int i) const
+    {
+        return barriers + i % stages * 16;
+    }
+    __device__ uint32_t empty(int i) const
+    {
+        return full(i) + 8;
+    }
+    __device__ uint32_t phase(int i) const
+    {
+        return i / stages & 1;
+    }
+    __device__ void set_barriers() const
+    {
+        for (int i = 0; i < stages; i++) {
+            barrier_init(full(i), 1);
+            barrier_init(empty(i), 4 * COLD_GROUPS);
+        }
+    }
+};
+
+/* One thread. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void scores_again(PairState<D> &pair, const uint32_t (&q)[D / 32][4],
-                                             const uint32_t (&picks)[4], uint32_t stage, int number,
-                                             const PairMeta &meta, const WarpPlace &my)
+__device__ __forceinline__ void push_fix(const FixRing<D> &ring, int at, const FixEntry &fix, const apa_cuda_job &job,
+                                         int head)
 {
-    products_fence();
-    issue_pair_scores<D, BIAS>(pair.s, q, picks, stage);
-    products_wait<0>();
-    pin(pair.s);
+    const uint32_t entry[4] = {fix.pair, fix.groups, 0, 0};
+    barrier_wait(ring.empty(at), ring.phase(at) ^ 1);
+    store_shared_16(ring.stage(at) + ring.ENTRY_AT, entry);
+    if (fix.pair != NO_PAIR)
+        copy_pair<D, BIAS>(ring.stage(at), ring.full(at), job, head, static_cast<int>(fix.pair));
+    else
+        barrier_arrive(ring.full(at));
+}
+
+/* The warp has read stage i. */
+template <int D> __device__ __forceinline__ void leave_fix(const FixRing<D> &ring, int i)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(ring.empty(i));
+}
+
+/* The next entry from place `at` on, before place `end`, that is for this warpgroup; NO_PAIR at the ring's end, and where
+ * there is none. A warpgroup that still holds a place must not wait for the one that follows it in the same stage. */
+template <int D>
+__device__ __forceinline__ FixEntry next_fix(const FixRing<D> &ring, int &at, int end, const WarpPlace &my)
+{
+    for (; at < end; at++) {
+        barrier_wait(ring.full(at), ring.phase(at));
+        const FixEntry entry = {load_shared_4(ring.stage(at) + ring.ENTRY_AT),
+                                load_shared_4(ring.stage(at) + ring.ENTRY_AT + 4)};
+        if (entry.pair == NO_PAIR || ((entry.groups | entry.groups >> 8) >> my.first_row / 64 * 4 & 15) != 0)
+            return entry;
+        leave_fix(ring, at);
+    }
+    return {NO_PAIR, 0};
+}
+
+/* What is done to a pair for a warp's rows. */
+struct FixStep {
+    float top[2], v_scale, sign;
+    bool changes[2];
+};
+
+/* Scores → codes and frames. What is taken out was added in the frame of the pair; what is added has a frame of its own,
+ * two tiles a common one. */
+template <int D>
+__device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const FixEntry &entry, const float (&q_unit)[2],
+                                              uint32_t stage, const WarpPlace &my)
+{
+    const int number = static_cast<int>(entry.pair);
+    const uint32_t own = entry.groups >> my.first_row / 16;
+    const bool take_out = (own & 0x10000) != 0;
+    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
+    const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
+    FixStep step = {{0.0f, 0.0f}, meta.v_scale, take_out ? -1.0f : 1.0f, {(own & 1) != 0, (own & 0x100) != 0}};
     if (is_partial(my, meta, number)) {
         ThreadRows<1> seen;
         load_rows(seen, my.row_table);
         mask_pair(pair.s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-}
-
-/* What is taken out was added in the frame of the pair; what is added has a frame of its own, two tiles a common one. By
- * the whole warpgroup. */
-template <int D, bool BIAS>
-__device__ __forceinline__ void fix_one(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
-                                        const float (&q_unit)[2], uint32_t stage, const FixEntry &entry,
-                                        const WarpPlace &my)
-{
-    const int number = static_cast<int>(entry.pair);
-    const uint32_t own = entry.groups >> my.first_row / 16;
-    const bool changes[2] = {(own & 1) != 0, (own & 0x100) != 0}, take_out = (own & 0x10000) != 0;
-    const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
-    const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
-    PairState<D> pair;
-    scores_again<D, BIAS>(pair, q, picks, stage, number, meta, my);
 #pragma unroll
     for (int n = 0; n < 32; n++)
-        if (!take_out && !changes[n / 16])
+        if (!take_out && !step.changes[n / 16])
             pair.s[n] = MINUS_INF_2;
-    float top[2];
-    soften_pair(pair.s, unit, meta.phase, top);
+    soften_pair(pair.s, unit, meta.phase, step.top);
+    return step;
+}
+
+template <int D> __device__ __forceinline__ void pack_fix(PairState<D> &pair, const FixStep &step)
+{
     pack_pair(pair.s, pair.p);
 #pragma unroll
-    for (int step = 0; step < 4; step++)
+    for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            pair.p[step][i] = changes[step / 2] ? pair.p[step][i] : 0u;
-    pin(pair.p);
-    products_fence();
-    issue_pair_values<D>(pair.acc, pair.p, stage);
-    products_wait<0>();
-    pin(pair.acc);
-    if (!changes[0] && !changes[1])
+            pair.p[k][i] = step.changes[k / 2] ? pair.p[k][i] : 0u;
+}
+
+template <int D>
+__device__ __forceinline__ void add_fix(ColdRows<D> &rows, const PairState<D> &pair, const FixStep &step)
+{
+    if (!step.changes[0] && !step.changes[1])
         return;
-    meet_frames<D>(rows, top);
+    meet_frames<D>(rows, step.top);
     float weight[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        weight[h] = (take_out ? -1.0f : 1.0f) * weight_of(top[h], rows.frame[h]);
+        weight[h] = step.sign * weight_of(step.top[h], rows.frame[h]);
         rows.lambda[h] += (pair.acc[D / 8][2 * h] + pair.acc[D / 8][2 * h + 1]) * weight[h];
     }
-    add_pair<D>(rows, pair.acc, weight, meta.v_scale);
+    add_pair<D>(rows, pair.acc, weight, step.v_scale);
+}
+
+/* All that the ring brings. rows.lambda is without what was held back. */
+template <int D, bool BIAS>
+__device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
+                                        const float (&q_unit)[2], const FixRing<D> &ring, const WarpPlace &my)
+{
+    for (int at = 0;;) {
+        FixEntry entry = next_fix(ring, at, 0x7fffffff, my);
+        if (entry.pair == NO_PAIR)
+            return;
+        PairState<D> pair;
+        products_fence();
+        issue_pair_scores<D, BIAS>(pair.s, q, picks, ring.stage(at));
+        products_wait<0>();
+        pin(pair.s);
+        FixStep step = soften_fix(pair, entry, q_unit, ring.stage(at), my);
+        for (bool more = true; more;) {
+            int ahead = at + 1;
+            const FixEntry following = next_fix(ring, ahead, at + ring.stages, my);
+            more = following.pair != NO_PAIR;
+            if (more)
+                entry = following;
+            const uint32_t next = ring.stage(more ? ahead : at); /* else the same scores once more, for nothing */
+            pack_fix(pair, step);
+            pin(pair.s);
+            pin(pair.p);
+            products_fence();
+            issue_pair_scores<D, BIAS>(pair.s, q, picks, next);
+            issue_pair_values<D>(pair.acc, pair.p, ring.stage(at));
+            products_wait<1>();
+            pin(pair.s);
+            const FixStep after = soften_fix(pair, entry, q_unit, next, my);
+            products_wait<0>();
+            pin(pair.acc);
+            leave_fix(ring, at);
+            add_fix(rows, pair, step);
+            step = after;
+            at = ahead;
+        }
+    }
 }
 
 #endif
