@@ -347,7 +347,7 @@ template <int D> static void check_group(const call<D> &c, int unit, int group)
                   in_group = job.packing_rows ? at % G : at / job.Sq16;
         const bool real = at < job.rows && position < job.Sq;
         const size_t row = static_cast<size_t>(unit) * 128 + group * 16 + r;
-        const int hq = h * G + (real ? in_group : 0);
+        const int hq = h * G + (at < job.rows ? in_group : 0); /* padding of a group counts as rows of its head */
         float x[D], most = 0.0f;
         double dot = 0.0, square = 0.0, mean_square = 0.0;
         const bool finite = !real || c.finite_query(hq, position);

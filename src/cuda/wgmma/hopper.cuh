@@ -66,6 +66,27 @@ __device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
     return r;
 }
 
+/* Smaller, larger of two 16-bit floats, in both halves. */
+template <bool BF16> __device__ __forceinline__ uint32_t min_16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    if (BF16)
+        asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else
+        asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+template <bool BF16> __device__ __forceinline__ uint32_t max_16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    if (BF16)
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else
+        asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
 /* ---- tensor copies ---- */
 
 /* A box of a 4-D tensor (channel, key, head, batch) into shared memory; what lies outside comes as zeros. */
