@@ -276,9 +276,9 @@ static inline unsigned __float_as_uint(float x)
 {
     return same_bits<unsigned>(x);
 }
-static inline double __hiloint2double(int high, int low)
+static inline double __longlong_as_double(long long x)
 {
-    return same_bits<double>(static_cast<uint64_t>(static_cast<unsigned>(high)) << 32 | static_cast<unsigned>(low));
+    return same_bits<double>(x);
 }
 static inline int __popc(unsigned x)
 {
@@ -318,6 +318,8 @@ static inline char *at_address(uint32_t address)
 #define max_u16_2 ptx_max_u16_2
 #define min_16_2 ptx_min_16_2
 #define max_16_2 ptx_max_16_2
+#define wide_product ptx_wide_product
+#define as_it_is ptx_as_it_is
 #define copy_async_16_or_zero ptx_copy_async_16_or_zero
 #define copy_async_commit ptx_copy_async_commit
 #define copy_async_wait ptx_copy_async_wait
@@ -333,6 +335,8 @@ static inline char *at_address(uint32_t address)
 #undef max_u16_2
 #undef min_16_2
 #undef max_16_2
+#undef wide_product
+#undef as_it_is
 #undef copy_async_16_or_zero
 #undef copy_async_commit
 #undef copy_async_wait
@@ -411,6 +415,16 @@ template <bool BF16> static uint32_t min_16_2(uint32_t a, uint32_t b)
 template <bool BF16> static uint32_t max_16_2(uint32_t a, uint32_t b)
 {
     return choose_16_2<BF16>(a, b, [](float x, float y) { return std::fmax(x, y); });
+}
+
+static inline int64_t wide_product(int a, int b)
+{
+    return static_cast<int64_t>(a) * b;
+}
+
+template <typename T> static const T *as_it_is(const T *pointer)
+{
+    return pointer;
 }
 
 static inline void copy_async_16_or_zero(uint32_t to, const void *from, int bytes)

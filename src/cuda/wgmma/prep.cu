@@ -126,20 +126,26 @@ __device__ __forceinline__ void load_turns(uint4 (&raw)[QueryTurns<D>::TURNS], c
 {
     using T = QueryTurns<D>;
     const int b = unit.head / job.Hkv, channel = static_cast<int>(threadIdx.x) % T::LANES * 8;
-    const uint16_t *from = row_pointer<uint16_t>(job.q, b, lead.head, lead.position + T::row(0)) + channel;
+    const uint16_t *from = as_it_is(row_pointer<uint16_t>(job.q, b, lead.head, lead.position + T::row(0)) + channel);
     const int left = lead.real ? job.Sq - lead.position - T::row(0) : 0; /* from the row of turn 0 on */
+#pragma unroll
+    for (int turn = 0; turn < T::TURNS; turn++)
+        raw[turn] = make_uint4(0, 0, 0, 0);
+    if (job.packing_rows) {
+#pragma unroll
+        for (int turn = 0; turn < T::TURNS; turn++) {
+            const Row row = row_of(job, unit, group * 16 + T::row(turn));
+            if (row.real)
+                raw[turn] =
+                    *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.q, b, row.head, row.position) + channel);
+        }
+        return;
+    }
 #pragma unroll
     for (int turn = 0; turn < T::TURNS; turn++) {
         const int further = T::row(turn) - T::row(0);
-        raw[turn] = make_uint4(0, 0, 0, 0);
-        if (job.packing_rows) {
-            const Row row = row_of(job, unit, group * 16 + T::row(turn));
-            if (row.real)
-                raw[turn] = *reinterpret_cast<const uint4 *>(
-                    row_pointer<uint16_t>(job.q, b, row.head, row.position) + channel);
-        } else if (further < left) {
+        if (further < left)
             raw[turn] = *reinterpret_cast<const uint4 *>(from + further * job.q.stride[2]);
-        }
     }
 }
 
@@ -162,14 +168,17 @@ __device__ __forceinline__ float times(float x, float high, float low)
 #endif
 
 /* A block a unit, a warp a group of 16 rows: codes, units, shifts, and whether the group is hot throughout. With
- * `smooth_q` a group's rows are of one query head; its padding counts as rows of it. Nothing is
- * converted from or to double in the loop over rows: that runs at a sixteenth of the rate of an FMA. */
+ * `smooth_q` a group's rows are of one query head; its padding counts as rows of it. Nothing in the loop over rows is
+ * converted from or to double: that runs at an eighth of the rate of FP32 and less. */
 template <int D, bool BF16>
-static __global__ void __launch_bounds__(QUERY_THREADS) wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
+static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
+    wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
     using T = QueryTurns<D>;
     chain_go();
+    __shared__ float shared_unit[3]; /* score_unit(), the change in two parts */
+    __shared__ __align__(16) double shared_mean[D];
     const int lane = threadIdx.x % T::LANES, group = threadIdx.x / 32;
     const Unit unit = unit_at(job, blockIdx.x);
     if (is_early(job, unit)) {
@@ -179,31 +188,39 @@ static __global__ void __launch_bounds__(QUERY_THREADS) wgmma_query_kernel(const
     const Row lead = row_of(job, unit, group * 16);
     uint4 raw[T::TURNS];
     load_turns<D>(raw, job, unit, lead, group);
-    const ScoreUnit of_scores = score_unit(job);
-    const float high = static_cast<float>(of_scores.change),
-                low = static_cast<float>(of_scores.change - static_cast<double>(high));
+    if (threadIdx.x == 0) { /* once: it takes as long as a turn */
+        const ScoreUnit of_scores = score_unit(job);
+        const float high = static_cast<float>(of_scores.change);
+        shared_unit[0] = of_scores.unit;
+        shared_unit[1] = high;
+        shared_unit[2] = static_cast<float>(of_scores.change - static_cast<double>(high));
+    }
     const float sign = job.negate ? -1.0f : 1.0f;
     chain_wait();
     clear_candidates(job, unit, QUERY_THREADS);
-    float mean[8], q_mean[8] = {}, own_scale = 1.0f, mean_square = 0.0f;
+    if (threadIdx.x < D)
+        shared_mean[threadIdx.x] =
+            static_cast<double>(sign * job.k_mean[static_cast<int64_t>(unit.head) * D + threadIdx.x]) * LARGE;
+    float q_mean[8] = {}, own_scale = 1.0f, mean_square = 0.0f;
     double large_mean[8];
-    load_mean_8(mean, job.k_mean + static_cast<int64_t>(unit.head) * D + lane * 8);
     const int64_t of_heads = static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + lead.head;
     if (job.smooth_q) {
         load_mean_8(q_mean, job.q_mean + of_heads * D + lane * 8);
         own_scale = job.q_head_scale[of_heads];
     }
+    __syncthreads();
+    const float high = shared_unit[1], low = shared_unit[2];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        large_mean[i] = static_cast<double>(sign * mean[i]) * LARGE;
+        large_mean[i] = shared_mean[lane * 8 + i];
         mean_square = fmaf(q_mean[i], q_mean[i], mean_square);
     }
     const float head_inverse = 1.0f / own_scale, head_high = high * head_inverse, head_low = low * head_inverse;
     const int64_t at = unit.local * APA_CUDA_UNIT_GROUPS + group;
     /* fragment order of 8-bit A operands: 16 bytes are 4 channels of rows r and r + 8, and those 16 channels on */
     const bool second = (lane & 2) != 0;
-    uint4 *codes = reinterpret_cast<uint4 *>(job.q_codes + at * 16 * D) + lane / 4 * 32 + T::row(0) * 4 +
-                   lane % 2 * 2 + (second ? 1 : 0);
+    uint4 *codes = reinterpret_cast<uint4 *>(job.q_codes + at * 16 * D) + lane / 4 * 32 + T::row(0) * 4 + lane % 2 * 2 +
+                   (second ? 1 : 0);
     uint32_t before[2] = {};
     double dot = 0.0, dots[3];
     float square = 0.0f, squares[3];
@@ -282,16 +299,16 @@ static __global__ void __launch_bounds__(QUERY_THREADS) wgmma_query_kernel(const
     const int r = T::row(lane % T::TURNS);
     const Row row = row_of(job, unit, group * 16 + r);
     const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
-    const float norm = sqrtf(job.k_scale_max[unit.head]), pair_unit = of_scores.unit * own_scale;
+    const float norm = sqrtf(job.k_scale_max[unit.head]), pair_unit = shared_unit[0] * own_scale;
     const float largest = job.c * (sqrtf(square) * own_scale + sqrtf(mean_square)) * norm;
     /* With a scale of the head a row's codes may lie below 2^-6, where a channel loses up to half their step,
      * 2^-10. Its channels' losses add up at random, so about 1 / sqrt(3) of this is what a score loses. */
     const float lost = job.smooth_q ? job.c * own_scale * norm / 1024.0f : 0.0f;
     /* A pair's unit of scores is FP16 in pass 1; its scale of K stays below a seventh of the largest norm. */
     const bool fits = pair_unit * norm <= 7.0f * 65504.0f;
-    const bool unjudged = __any_sync(
-        0xffffffffu, sees > 0 && (!own_finite || !fits || !(lost <= LOST_LIMIT) ||
-                                  !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))));
+    const bool unjudged =
+        __any_sync(0xffffffffu, sees > 0 && (!own_finite || !fits || !(lost <= LOST_LIMIT) ||
+                                             !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))));
     const bool many = __any_sync(0xffffffffu, sees > job.early_tiles);
     if (lane < T::TURNS) {
         const double shift = dot * (FROM_SMALL / LARGE) * job.c_exact;
