@@ -276,6 +276,10 @@ static inline unsigned __float_as_uint(float x)
 {
     return same_bits<unsigned>(x);
 }
+static inline double __longlong_as_double(long long x)
+{
+    return same_bits<double>(x);
+}
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
@@ -312,6 +316,10 @@ static inline char *at_address(uint32_t address)
 #define pack_e4m3 ptx_pack_e4m3
 #define pack_16 ptx_pack_16
 #define max_u16_2 ptx_max_u16_2
+#define min_16_2 ptx_min_16_2
+#define max_16_2 ptx_max_16_2
+#define wide_product ptx_wide_product
+#define as_it_is ptx_as_it_is
 #define copy_async_16_or_zero ptx_copy_async_16_or_zero
 #define copy_async_commit ptx_copy_async_commit
 #define copy_async_wait ptx_copy_async_wait
@@ -325,6 +333,10 @@ static inline char *at_address(uint32_t address)
 #undef pack_e4m3
 #undef pack_16
 #undef max_u16_2
+#undef min_16_2
+#undef max_16_2
+#undef wide_product
+#undef as_it_is
 #undef copy_async_16_or_zero
 #undef copy_async_commit
 #undef copy_async_wait
@@ -386,6 +398,33 @@ template <bool BF16> static void mma_16(float (&d)[4], const uint32_t (&a)[4], u
 static inline uint32_t max_u16_2(uint32_t a, uint32_t b)
 {
     return std::max(a & 0xffff, b & 0xffff) | std::max(a >> 16, b >> 16) << 16;
+}
+
+/* choose(x, y) of the floats in each half. */
+template <bool BF16, typename F> static uint32_t choose_16_2(uint32_t a, uint32_t b, F choose)
+{
+    const auto half = [](uint32_t two, int i) { return value_16(static_cast<uint16_t>(two >> 16 * i), BF16); };
+    return pack_16<BF16>(choose(half(a, 0), half(b, 0)), choose(half(a, 1), half(b, 1)));
+}
+
+template <bool BF16> static uint32_t min_16_2(uint32_t a, uint32_t b)
+{
+    return choose_16_2<BF16>(a, b, [](float x, float y) { return std::fmin(x, y); });
+}
+
+template <bool BF16> static uint32_t max_16_2(uint32_t a, uint32_t b)
+{
+    return choose_16_2<BF16>(a, b, [](float x, float y) { return std::fmax(x, y); });
+}
+
+static inline int64_t wide_product(int a, int b)
+{
+    return static_cast<int64_t>(a) * b;
+}
+
+template <typename T> static const T *as_it_is(const T *pointer)
+{
+    return pointer;
 }
 
 static inline void copy_async_16_or_zero(uint32_t to, const void *from, int bytes)

@@ -347,7 +347,8 @@ template <int D> static void check_group(const call<D> &c, int unit, int group)
                   in_group = job.packing_rows ? at % G : at / job.Sq16;
         const bool real = at < job.rows && position < job.Sq;
         const size_t row = static_cast<size_t>(unit) * 128 + group * 16 + r;
-        const int hq = h * G + (real ? in_group : 0);
+        /* padding of a group counts as rows of its head */
+        const int hq = h * G + (at < job.rows ? in_group : 0);
         float x[D], most = 0.0f;
         double dot = 0.0, square = 0.0, mean_square = 0.0;
         const bool finite = !real || c.finite_query(hq, position);
@@ -426,8 +427,19 @@ template <int D> static void check(const shape &s)
            s.p_phase, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
+/* Every finite 16-bit float as a double, without a conversion. */
+static void check_small_double()
+{
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int bits = 0; bits < 1 << 16; bits++) {
+            const float x = value_16(static_cast<uint16_t>(bits), bf16 != 0);
+            expect(!isfinite(x) || small_double(x) * FROM_SMALL == double{x}, "small double", bf16, bits);
+        }
+}
+
 int main()
 {
+    check_small_double();
     check<128>({0, 200, 40, 1, 0, 0, 1.0f});
     check<128>({1, 330, 300, 2, 3, 0, 1e-3f});
     check<64>({0, 460, 300, 3, 4, 0, 3000.0f}); /* scores beyond the format */

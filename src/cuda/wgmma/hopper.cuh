@@ -66,6 +66,43 @@ __device__ __forceinline__ uint32_t max_u16_2(uint32_t a, uint32_t b)
     return r;
 }
 
+/* Smaller, larger of two 16-bit floats, in both halves. */
+template <bool BF16> __device__ __forceinline__ uint32_t min_16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    if (BF16)
+        asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else
+        asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+template <bool BF16> __device__ __forceinline__ uint32_t max_16_2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    if (BF16)
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else
+        asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* a·b in 64 bits, as one instruction (of a power of two the compiler would make three). */
+__device__ __forceinline__ int64_t wide_product(int a, int b)
+{
+    int64_t r;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* The same pointer, of which the compiler does not know how it came about: sums with it are not taken apart. */
+template <typename T> __device__ __forceinline__ const T *as_it_is(const T *pointer)
+{
+    const T *r;
+    asm("mov.b64 %0, %1;" : "=l"(r) : "l"(pointer));
+    return r;
+}
+
 /* ---- tensor copies ---- */
 
 /* A box of a 4-D tensor (channel, key, head, batch) into shared memory; what lies outside comes as zeros. */

@@ -6,6 +6,7 @@
 constexpr int SUM_TILES = 4; /* tiles whose keys one block adds up */
 constexpr int PREP_THREADS = 256;
 constexpr int MEAN_STRIPES = 8;
+constexpr int QUERY_THREADS = 32 * APA_CUDA_UNIT_GROUPS;
 constexpr float LOST_LIMIT = 1.0f / 12.0f; /* octaves; beyond, an outlier among a head's queries is to blame */
 
 /* Blocks that add up the keys of a head: every smooth_stride-th tile. */
@@ -99,102 +100,224 @@ static __global__ void __launch_bounds__(D *MEAN_STRIPES) wgmma_mean_kernel(cons
 
 #ifdef APA_CUDA_BULK
 
-/* A unit's candidates are 8·tiles bytes: `tiles` words of 8, of which each of its 8 blocks takes every eighth run. */
-__device__ __forceinline__ void clear_candidates(const apa_cuda_job &job, const Unit &unit, int group, int threads)
+/* A unit's candidates are 8·tiles bytes: `tiles` words of 8. */
+__device__ __forceinline__ void clear_candidates(const apa_cuda_job &job, const Unit &unit, int threads)
 {
     uint64_t *words = reinterpret_cast<uint64_t *>(job.candidate) + unit.local * job.tiles;
-    for (int at = group * threads + static_cast<int>(threadIdx.x); at < job.tiles; at += APA_CUDA_UNIT_GROUPS * threads)
+    for (int at = static_cast<int>(threadIdx.x); at < job.tiles; at += threads)
         words[at] = 0;
+}
+
+/* How a warp shares the 16 rows of its group: LANES lanes a row, 8 channels each, ROWS rows at a time. */
+template <int D> struct QueryTurns {
+    static constexpr int LANES = D / 8, ROWS = 32 / LANES, TURNS = 16 / ROWS;
+
+    /* Row of a lane's turn: rows r and r + 8, which share pieces of the codes, follow each other. */
+    static __device__ __forceinline__ int row(int turn)
+    {
+        return turn / 2 * ROWS + static_cast<int>(threadIdx.x & 31) / LANES + turn % 2 * 8;
+    }
+};
+
+/* 16 bytes of each turn's row; zeros for padding. */
+template <int D>
+__device__ __forceinline__ void load_turns(uint4 (&raw)[QueryTurns<D>::TURNS], const apa_cuda_job &job,
+                                           const Unit &unit, const Row &lead, int group)
+{
+    using T = QueryTurns<D>;
+    const int b = unit.head / job.Hkv, channel = static_cast<int>(threadIdx.x) % T::LANES * 8;
+    const uint16_t *from = as_it_is(row_pointer<uint16_t>(job.q, b, lead.head, lead.position + T::row(0)) + channel);
+    const int left = lead.real ? job.Sq - lead.position - T::row(0) : 0; /* from the row of turn 0 on */
+#pragma unroll
+    for (int turn = 0; turn < T::TURNS; turn++)
+        raw[turn] = make_uint4(0, 0, 0, 0);
+    if (job.packing_rows) {
+#pragma unroll
+        for (int turn = 0; turn < T::TURNS; turn++) {
+            const Row row = row_of(job, unit, group * 16 + T::row(turn));
+            if (row.real)
+                raw[turn] =
+                    *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.q, b, row.head, row.position) + channel);
+        }
+        return;
+    }
+#pragma unroll
+    for (int turn = 0; turn < T::TURNS; turn++) {
+        const int further = T::row(turn) - T::row(0);
+        if (further < left)
+            raw[turn] = *reinterpret_cast<const uint4 *>(from + further * job.q.stride[2]);
+    }
+}
+
+/* One step of a sum over lanes of several values at once: a goes on in the lanes without bit m, b in those with it. */
+template <typename T> __device__ __forceinline__ T fold(T a, T b, int m)
+{
+    const bool upper = (threadIdx.x & m) != 0;
+    return (upper ? b : a) + __shfl_xor_sync(0xffffffffu, upper ? a : b, m);
+}
+
+/* What q·mean is taken with, so that products with small_double() are far from the ends of double. */
+constexpr double LARGE = 0x1p800;
+
+/* x·change, rounded once but for a chance of 2^-23: change = high + low. */
+__device__ __forceinline__ float times(float x, float high, float low)
+{
+    return fmaf(x, high, x * low);
 }
 
 #endif
 
-/* A block a group of 16 rows, D / 8 lanes a row: codes, units, shifts, and whether the group is hot throughout. */
+/* A block a unit, a warp a group of 16 rows: codes, units, shifts, and whether the group is hot throughout. With
+ * `smooth_q` a group's rows are of one query head; its padding counts as rows of it. Nothing in the loop over rows is
+ * converted from or to double: that runs at an eighth of the rate of FP32 and less. */
 template <int D, bool BF16>
-static __global__ void __launch_bounds__(2 * D) wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
+static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
+    wgmma_query_kernel(const __grid_constant__ apa_cuda_job job)
 {
 #ifdef APA_CUDA_BULK
+    using T = QueryTurns<D>;
     chain_go();
-    constexpr int LANES = D / 8;
-    __shared__ int unjudged, many;
-    __shared__ __align__(16) uint8_t codes[16 * D];
-    const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES, group = blockIdx.x % APA_CUDA_UNIT_GROUPS;
-    const Unit unit = unit_at(job, blockIdx.x / APA_CUDA_UNIT_GROUPS);
-    const Row row = row_of(job, unit, group * 16 + r);
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    if (row.real)
-        raw = *reinterpret_cast<const uint4 *>(
-            row_pointer<uint16_t>(job.q, unit.head / job.Hkv, row.head, row.position) + lane * 8);
-    const ScoreUnit of_scores = score_unit(job);
-    if (threadIdx.x == 0)
-        unjudged = many = 0;
-    chain_wait();
-    if (is_early(job, unit))
+    __shared__ float shared_unit[3]; /* score_unit(), the change in two parts */
+    __shared__ __align__(16) double shared_mean[D];
+    const int lane = threadIdx.x % T::LANES, group = threadIdx.x / 32;
+    const Unit unit = unit_at(job, blockIdx.x);
+    if (is_early(job, unit)) {
+        chain_wait();
         return;
+    }
+    const Row lead = row_of(job, unit, group * 16);
+    uint4 raw[T::TURNS];
+    load_turns<D>(raw, job, unit, lead, group);
+    if (threadIdx.x == 0) { /* once: it takes as long as a turn */
+        const ScoreUnit of_scores = score_unit(job);
+        const float high = static_cast<float>(of_scores.change);
+        shared_unit[0] = of_scores.unit;
+        shared_unit[1] = high;
+        shared_unit[2] = static_cast<float>(of_scores.change - static_cast<double>(high));
+    }
+    const float sign = job.negate ? -1.0f : 1.0f;
+    chain_wait();
     if (job.slots == 0)
-        clear_candidates(job, unit, group, 2 * D);
-    float x[8], mean[8], q_mean[8] = {}, amax = 0.0f, square = 0.0f, mean_square = 0.0f;
-    double dot = 0.0;
-    load_mean_8(mean, job.k_mean + static_cast<int64_t>(unit.head) * D + lane * 8);
-    if (job.smooth_q)
-        load_mean_8(q_mean,
-                    job.q_mean + (static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * D + lane * 8);
-    const bool finite = row_finite<LANES>(are_finite<BF16>(magnitudes(raw)));
-    const uint32_t flip = job.negate ? 0x80008000u : 0u;
-    widen_8<BF16>(make_uint4(raw.x ^ flip, raw.y ^ flip, raw.z ^ flip, raw.w ^ flip), x);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        dot += static_cast<double>(x[i]) * static_cast<double>(mean[i]);
-        x[i] -= q_mean[i];
-        mean_square = fmaf(q_mean[i], q_mean[i], mean_square);
-        x[i] = finite ? static_cast<float>(static_cast<double>(x[i]) * of_scores.change) : 0.0f;
-        amax = fmaxf(amax, fabsf(x[i]));
-        square = fmaf(x[i], x[i], square);
-    }
-#pragma unroll
-    for (int m = 1; m < LANES; m *= 2) {
-        dot += __shfl_xor_sync(0xffffffffu, dot, m);
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, m));
-        square += __shfl_xor_sync(0xffffffffu, square, m);
-        mean_square += __shfl_xor_sync(0xffffffffu, mean_square, m);
-    }
-    const float scale = job.smooth_q ? job.q_head_scale[unit.head / job.Hkv * job.Hq + row.head]
-                                     : power_of_two(amax * (1.0f / QK_LARGEST)),
-                inverse = 1.0f / scale;
-    __syncthreads(); /* the flags */
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) { /* fragment order of 8-bit A operands */
-        const int d = lane * 8 + i, d32 = d % 32;
-        *reinterpret_cast<uint32_t *>(codes + (d / 32 * 32 + r % 8 * 4 + d32 % 16 / 4) * 16 +
-                                      (d32 / 16 * 2 + r / 8) * 4) =
-            pack_e4m3(x[i] * inverse, x[i + 1] * inverse) | pack_e4m3(x[i + 2] * inverse, x[i + 3] * inverse) << 16;
-    }
-    if (lane == 0) {
-        const int64_t at = unit.local * APA_CUDA_UNIT + group * 16 + r;
-        const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
-        const double shift = dot * job.c_exact;
-        job.q_scale[at] = of_scores.unit * scale;
-        job.shift[at] = isfinite(shift) ? static_cast<float>(shift) : 0.0f;
-        const float largest = job.c * (sqrtf(square) + sqrtf(mean_square)) * sqrtf(job.k_scale_max[unit.head]);
-        /* With a scale of the head a row's codes may lie below 2^-6, where a channel loses up to half their step,
-         * 2^-10. Its channels' losses add up at random, so about 1 / sqrt(3) of this is what a score loses. */
-        const float norm = sqrtf(job.k_scale_max[unit.head]),
-                    lost = job.smooth_q ? job.c * scale * norm / 1024.0f : 0.0f;
-        /* A pair's unit of scores is FP16 in pass 1; its scale of K stays below a seventh of the largest norm. */
-        const bool fits = of_scores.unit * scale * norm <= 7.0f * 65504.0f;
-        if (sees > 0 && (!finite || !fits || !(lost <= LOST_LIMIT) ||
-                         !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))))
-            unjudged = 1;
-        if (sees > job.early_tiles)
-            many = 1;
+        clear_candidates(job, unit, QUERY_THREADS);
+    if (threadIdx.x < D)
+        shared_mean[threadIdx.x] =
+            static_cast<double>(sign * job.k_mean[static_cast<int64_t>(unit.head) * D + threadIdx.x]) * LARGE;
+    float q_mean[8] = {}, own_scale = 1.0f, mean_square = 0.0f;
+    double large_mean[8];
+    const int64_t of_heads = static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + lead.head;
+    if (job.smooth_q) {
+        load_mean_8(q_mean, job.q_mean + of_heads * D + lane * 8);
+        own_scale = job.q_head_scale[of_heads];
     }
     __syncthreads();
+    const float high = shared_unit[1], low = shared_unit[2];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        large_mean[i] = shared_mean[lane * 8 + i];
+        mean_square = fmaf(q_mean[i], q_mean[i], mean_square);
+    }
+    const float head_inverse = 1.0f / own_scale, head_high = high * head_inverse, head_low = low * head_inverse;
     const int64_t at = unit.local * APA_CUDA_UNIT_GROUPS + group;
-    if (threadIdx.x < D)
-        reinterpret_cast<uint4 *>(job.q_codes + at * 16 * D)[threadIdx.x] =
-            reinterpret_cast<const uint4 *>(codes)[threadIdx.x];
-    if (threadIdx.x == 0)
-        job.all_hot[at] = static_cast<uint8_t>(unjudged != 0 || (job.early_tiles > 0 && many == 0));
+    /* fragment order of 8-bit A operands: 16 bytes are 4 channels of rows r and r + 8, and those 16 channels on */
+    const bool second = (lane & 2) != 0;
+    uint4 *codes = reinterpret_cast<uint4 *>(job.q_codes + at * 16 * D) + lane / 4 * 32 + T::row(0) * 4 + lane % 2 * 2 +
+                   (second ? 1 : 0);
+    uint32_t before[2] = {};
+    double dot = 0.0, dots[3];
+    float square = 0.0f, squares[3];
+    bool own_finite = true;
+#pragma unroll
+    for (int turn = 0; turn < T::TURNS; turn++) {
+        const bool finite = row_finite<T::LANES>(are_finite<BF16>(magnitudes(raw[turn])));
+        float x[8], by_high = head_high, by_low = head_low;
+        widen_8<BF16>(raw[turn], x);
+        dot = 0.0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            dot = fma(small_double(x[i]), large_mean[i], dot);
+            x[i] = fmaf(x[i], sign, -q_mean[i]);
+        }
+        const bool own = lane % T::TURNS == turn;
+        if (own)
+            own_finite = finite;
+        if (!job.smooth_q) {
+            float amax = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                amax = fmaxf(amax, fabsf(x[i]));
+#pragma unroll
+            for (int m = 1; m < T::LANES; m *= 2)
+                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, m));
+            const float scale = power_of_two(finite ? times(amax, high, low) * (1.0f / QK_LARGEST) : 0.0f),
+                        inverse = inverse_power(scale);
+            by_high = high * inverse;
+            by_low = low * inverse;
+            if (own)
+                own_scale = scale;
+        }
+        square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = times(x[i], by_high, by_low);
+            square = fmaf(x[i], x[i], square);
+        }
+#pragma unroll
+        for (int level = 0; level < 3; level++) { /* a binary counter: sums of 1, 2, 4 turns that wait for their like */
+            if ((turn >> level & 1) == 0) {
+                dots[level] = dot;
+                squares[level] = square;
+                break;
+            }
+            dot = fold(dots[level], dot, 1 << level);
+            square = fold(squares[level], square, 1 << level);
+        }
+        uint32_t now[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            now[i] = pack_e4m3(x[4 * i], x[4 * i + 1]) | pack_e4m3(x[4 * i + 2], x[4 * i + 3]) << 16;
+            now[i] = finite ? now[i] : 0u;
+        }
+        if (turn % 2 == 1) {
+            const uint32_t low_row = second ? before[1] : before[0], high_row = second ? now[1] : now[0],
+                           low_other = __shfl_xor_sync(0xffffffffu, second ? before[0] : before[1], 2),
+                           high_other = __shfl_xor_sync(0xffffffffu, second ? now[0] : now[1], 2);
+            codes[turn / 2 * T::ROWS * 4] = second ? make_uint4(low_other, high_other, low_row, high_row)
+                                                   : make_uint4(low_row, high_row, low_other, high_other);
+        }
+        before[0] = now[0];
+        before[1] = now[1];
+    }
+#pragma unroll
+    for (int m = T::TURNS; m < T::LANES; m *= 2) {
+        dot += __shfl_xor_sync(0xffffffffu, dot, m);
+        square += __shfl_xor_sync(0xffffffffu, square, m);
+    }
+#pragma unroll
+    for (int m = 1; m < T::LANES; m *= 2)
+        mean_square += __shfl_xor_sync(0xffffffffu, mean_square, m);
+
+    /* From here on a lane has the row of turn lane % TURNS; two lanes have the same one. */
+    const int r = T::row(lane % T::TURNS);
+    const Row row = row_of(job, unit, group * 16 + r);
+    const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+    const float norm = sqrtf(job.k_scale_max[unit.head]), pair_unit = shared_unit[0] * own_scale;
+    const float largest = job.c * (sqrtf(square) * own_scale + sqrtf(mean_square)) * norm;
+    /* With a scale of the head a row's codes may lie below 2^-6, where a channel loses up to half their step,
+     * 2^-10. Its channels' losses add up at random, so about 1 / sqrt(3) of this is what a score loses. */
+    const float lost = job.smooth_q ? job.c * own_scale * norm / 1024.0f : 0.0f;
+    /* A pair's unit of scores is FP16 in pass 1; its scale of K stays below a seventh of the largest norm. */
+    const bool fits = pair_unit * norm <= 7.0f * 65504.0f;
+    const bool unjudged =
+        __any_sync(0xffffffffu, sees > 0 && (!own_finite || !fits || !(lost <= LOST_LIMIT) ||
+                                             !(largest <= (job.p_phase ? SCORE_LIMIT_OF_PHASES : SCORE_LIMIT))));
+    const bool many = __any_sync(0xffffffffu, sees > job.early_tiles);
+    if (lane < T::TURNS) {
+        const double shift = dot * (FROM_SMALL / LARGE) * job.c_exact;
+        job.q_scale[at * 16 + r] = pair_unit;
+        job.shift[at * 16 + r] = own_finite && isfinite(shift) ? static_cast<float>(shift) : 0.0f;
+    }
+    if (threadIdx.x % 32 == 0)
+        job.all_hot[at] = static_cast<uint8_t>(unjudged || (job.early_tiles > 0 && !many));
 #endif
 }
 
@@ -223,8 +346,7 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
 
 template <int D, bool BF16> static int launch_queries(const apa_cuda_job *job, cudaStream_t stream)
 {
-    return launch_chained(job->chained, wgmma_query_kernel<D, BF16>, job->unit_count * APA_CUDA_UNIT_GROUPS, 2 * D, 0,
-                          stream, *job);
+    return launch_chained(job->chained, wgmma_query_kernel<D, BF16>, job->unit_count, QUERY_THREADS, 0, stream, *job);
 }
 
 extern "C" int64_t apa_wgmma_sum_parts(const apa_cuda_job *job)

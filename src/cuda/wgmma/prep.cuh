@@ -69,6 +69,21 @@ __device__ __forceinline__ float power_of_two(float x)
     return __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
 }
 
+/* 1 / x of a power of two from 2^-126 to 2^126. */
+__device__ __forceinline__ float inverse_power(float x)
+{
+    return __uint_as_float(0x7f000000u - __float_as_uint(x));
+}
+
+/* x·2^-896 of a finite 16-bit float, exact, subnormal ones too: two instructions at full and half rate, where a
+ * conversion to double runs at an eighth. FROM_SMALL takes it back. */
+constexpr double FROM_SMALL = 0x1p896;
+
+__device__ __forceinline__ double small_double(float x)
+{
+    return __longlong_as_double(wide_product(__float_as_int(x), 1 << 29) & static_cast<int64_t>(0x8fffffffffffffffu));
+}
+
 /* A score's unit, 8·c·(scales), goes into an FP16 product: c is rounded to FP16, and what that changes goes into q. */
 struct ScoreUnit {
     float unit;    /* of scales that are 1 */

@@ -10,11 +10,14 @@
 #include "cuda/wgmma/prep.cuh"
 
 constexpr int MEAN_BLOCK = 128; /* positions */
-constexpr int QUERY_SUM_THREADS = 256, QUERY_MEAN_STRIPES = 8;
+constexpr int QUERY_SUM_THREADS = 128, QUERY_MEAN_STRIPES = 8;
 constexpr float MOST_MEAN = 253.0f; /* of its length over the scale */
 
 template <int D> struct QuerySum {
-    static constexpr int LANES = D / 8, ROWS = QUERY_SUM_THREADS / LANES, TURNS = MEAN_BLOCK / ROWS;
+    static constexpr int LANES = D / 8, ROWS = QUERY_SUM_THREADS / LANES, TURNS = MEAN_BLOCK / ROWS, AHEAD = 8;
+    /* In shared memory channel 8·lane + i of a row lies at i·STEP + lane, so that neither writing by rows nor reading
+     * by channels meets a bank twice. */
+    static constexpr int STEP = LANES + 2, PITCH = 8 * STEP + (LANES == 8 ? 8 : 0);
 };
 
 #ifdef APA_CUDA_BULK
@@ -37,9 +40,17 @@ __device__ __forceinline__ Channel nothing()
     return {0.0, CUDART_INF_F, -CUDART_INF_F};
 }
 
+__device__ __forceinline__ uint4 row_or_zeros(const uint16_t *from, bool there)
+{
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (there)
+        x = *reinterpret_cast<const uint4 *>(from);
+    return x;
+}
+
 #endif
 
-/* A block MEAN_BLOCK positions of a query head. */
+/* A block MEAN_BLOCK positions of a query head. A thread has AHEAD rows on their way while it adds one up. */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(QUERY_SUM_THREADS)
     wgmma_query_sum_kernel(const __grid_constant__ apa_cuda_job job)
@@ -47,58 +58,84 @@ static __global__ void __launch_bounds__(QUERY_SUM_THREADS)
 #ifdef APA_CUDA_BULK
     using S = QuerySum<D>;
     chain_go();
-    __shared__ Channel channels[S::ROWS][D];
-    __shared__ int count;
+    __shared__ double sums[S::ROWS][S::PITCH];
+    __shared__ uint4 least_of[S::ROWS][S::LANES], most_of[S::ROWS][S::LANES];
+    __shared__ int counts[S::ROWS];
     const int blocks = (job.Sq + MEAN_BLOCK - 1) / MEAN_BLOCK, head = blockIdx.x / blocks, block = blockIdx.x % blocks;
     const int lane = threadIdx.x % S::LANES, r = threadIdx.x / S::LANES, first = block * MEAN_BLOCK + r;
     const uint16_t *from = row_pointer<uint16_t>(job.q, head / job.Hq, head % job.Hq, first) + lane * 8;
-    uint4 raw[S::TURNS];
+    const int64_t step = S::ROWS * job.q.stride[2];
+    uint4 raw[S::AHEAD];
 #pragma unroll
-    for (int turn = 0; turn < S::TURNS; turn++) {
-        raw[turn] = make_uint4(0, 0, 0, 0);
-        if (first + turn * S::ROWS < job.Sq)
-            raw[turn] = *reinterpret_cast<const uint4 *>(from + turn * S::ROWS * job.q.stride[2]);
+    for (int turn = 0; turn < S::AHEAD; turn++)
+        raw[turn] = row_or_zeros(from + turn * step, first + turn * S::ROWS < job.Sq);
+    double sum[8] = {};
+    uint32_t least[4], most[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        least[i] = BF16 ? 0x7f807f80u : 0x7c007c00u;
+        most[i] = BF16 ? 0xff80ff80u : 0xfc00fc00u;
     }
-    if (threadIdx.x == 0)
-        count = 0;
-    Channel own[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        own[i] = nothing();
     int good_rows = 0;
 #pragma unroll
     for (int turn = 0; turn < S::TURNS; turn++) {
-        float x[8];
-        const bool finite = row_finite<S::LANES>(are_finite<BF16>(magnitudes(raw[turn])));
-        widen_8<BF16>(raw[turn], x);
-        if (!finite || first + turn * S::ROWS >= job.Sq)
+        const uint4 now = raw[turn % S::AHEAD];
+        if (turn + S::AHEAD < S::TURNS)
+            raw[turn % S::AHEAD] =
+                row_or_zeros(from + (turn + S::AHEAD) * step, first + (turn + S::AHEAD) * S::ROWS < job.Sq);
+        if (!row_finite<S::LANES>(are_finite<BF16>(magnitudes(now))) || first + turn * S::ROWS >= job.Sq)
             continue;
         good_rows++;
+        float x[8];
+        widen_8<BF16>(now, x);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float value = job.negate ? -x[i] : x[i];
-            join(own[i], Channel{static_cast<double>(value), value, value});
+        for (int i = 0; i < 8; i++)
+            sum[i] += small_double(x[i]);
+        const uint32_t word[4] = {now.x, now.y, now.z, now.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            least[i] = min_16_2<BF16>(least[i], word[i]);
+            most[i] = max_16_2<BF16>(most[i], word[i]);
         }
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        channels[r][lane * 8 + i] = own[i];
-    __syncthreads();
+        sums[r][i * S::STEP + lane] = sum[i];
+    least_of[r][lane] = make_uint4(least[0], least[1], least[2], least[3]);
+    most_of[r][lane] = make_uint4(most[0], most[1], most[2], most[3]);
     if (lane == 0)
-        atomicAdd(&count, good_rows);
+        counts[r] = good_rows;
     __syncthreads();
     chain_wait();
-    if (threadIdx.x < D) {
-        Channel all = nothing();
+    double *to = job.q_sum + static_cast<int64_t>(blockIdx.x) * (D + 1);
+    float *range = job.q_range + static_cast<int64_t>(blockIdx.x) * 2 * D;
+#pragma unroll
+    for (int at = threadIdx.x; at < 2 * D; at += QUERY_SUM_THREADS) { /* D sums, then two channels at a time */
+        if (at < D) {
+            double all = 0.0;
+#pragma unroll
+            for (int row = 0; row < S::ROWS; row++)
+                all += sums[row][at % 8 * S::STEP + at / 8];
+            to[at] = job.negate ? 0.0 - all * FROM_SMALL : all * FROM_SMALL;
+            continue;
+        }
+        const bool of_most = (at - D >= D / 2) != (job.negate != 0); /* of the values as they lie there */
+        const int word = at % (D / 2);
+        const uint32_t *column = reinterpret_cast<const uint32_t *>(of_most ? most_of : least_of) + word;
+        uint32_t all = column[0];
+#pragma unroll
+        for (int row = 1; row < S::ROWS; row++) {
+            const uint32_t other = column[row * S::LANES * 4];
+            all = of_most ? max_16_2<BF16>(all, other) : min_16_2<BF16>(all, other);
+        }
+        *reinterpret_cast<float2 *>(range + (at - D) * 2) = widen_pair<BF16>(job.negate ? all ^ 0x80008000u : all);
+    }
+    if (threadIdx.x == 0) {
+        int count = 0;
+#pragma unroll
         for (int row = 0; row < S::ROWS; row++)
-            join(all, channels[row][threadIdx.x]);
-        double *sum = job.q_sum + static_cast<int64_t>(blockIdx.x) * (D + 1);
-        float *range = job.q_range + static_cast<int64_t>(blockIdx.x) * 2 * D;
-        sum[threadIdx.x] = all.sum;
-        range[threadIdx.x] = all.least;
-        range[D + threadIdx.x] = all.most;
-        if (threadIdx.x == 0)
-            sum[D] = static_cast<double>(count);
+            count += counts[row];
+        to[D] = static_cast<double>(count);
     }
 #endif
 }
