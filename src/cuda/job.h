@@ -122,6 +122,7 @@ typedef struct apa_cuda_job {
     float *q_head_scale;        /* [B·Hq]: of all queries of a head */
     uint8_t *key_bias; /* [B·Hkv][pairs][4096]: q_mean·(key - k_mean), in units of the codes' products (bias.cu) */
     int32_t chained;   /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
+    int32_t wide;      /* the exact kernel's blocks may be longer than units (wgmma/exact.cu) */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */

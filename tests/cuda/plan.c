@@ -111,6 +111,30 @@ static int64_t all_units(const apa_cuda_job *job)
     return (int64_t)job->B * job->Hkv * job->units;
 }
 
+/* Wide blocks of the exact kernel: each 64 rows and split of the batch once, beside rows that are not there. */
+static void check_wide_blocks(const apa_cuda_job *job)
+{
+    const int32_t rows = (int32_t)apa_wgmma_exact_rows(job->D);
+    const int64_t runs = job->unit_count * 2, all = apa_cuda_stretches(job, rows) * job->splits;
+    assert_true(at.hopper && rows > APA_CUDA_UNIT && rows % 64 == 0);
+    uint8_t *seen = calloc((size_t)(runs * job->splits) + 1, 1);
+    assert_non_null(seen);
+    for (int64_t i = 0; i < all; i++) {
+        const apa_cuda_stretch to = apa_cuda_stretch_to_end(job, (int32_t)i, (int32_t)all, rows);
+        assert_true(to.row % 64 == 0 && to.split >= 0 && to.split < job->splits);
+        for (int32_t row = to.row; row < to.row + rows; row += 64) {
+            const int64_t run = ((int64_t)to.head * job->units - job->unit_first) * 2 + row / 64;
+            if (row < 0 || run < 0)
+                continue;
+            assert_true(row < job->units * APA_CUDA_UNIT && run < runs);
+            assert_int_equal(seen[run * job->splits + to.split]++, 0);
+        }
+    }
+    for (int64_t i = 0; i < runs * job->splits; i++)
+        assert_int_equal(seen[i], 1);
+    free(seen);
+}
+
 /* Blocks of pass 1 and of the exact kernel: each unit and split of the batch once. */
 static void check_blocks(const apa_cuda_job *job, bool stretches)
 {
@@ -155,6 +179,8 @@ static void check_cut(const apa_cuda_job *job, int step)
     }
     if (job->longest_first)
         assert_true(!job->packing_rows && job->units == job->Sq16 / APA_CUDA_UNIT * job->G);
+    if (at.hopper && step == EXACT && job->wide && job->unit_count * job->splits <= MOST_ITEMS)
+        check_wide_blocks(job);
     check_blocks(job, at.hopper && step == COLD);
 }
 
@@ -297,7 +323,7 @@ int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma
 int __wrap_apa_wgmma_make_maps(const apa_cuda_job *job, uint32_t keys, apa_wgmma_maps *maps)
 {
     (void)job;
-    assert_true(keys == 64 || keys == 128);
+    assert_true(keys > 0 && keys <= 256 && keys % 64 == 0);
     memset(maps, 0, sizeof *maps);
     return 0;
 }

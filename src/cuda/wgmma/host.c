@@ -28,6 +28,7 @@
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
+#define LEAST_WIDE_WAVES 4   /* fewer wide blocks leave more idle at the end than they gain */
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -251,6 +252,9 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 4 * slots)
         job->hot_splits++;
     job->longest_first = triangle;
+    const int64_t rows = apa_wgmma_exact_rows(job->D), heads = (int64_t)job->B * job->Hkv;
+    job->wide = rows > APA_CUDA_UNIT &&
+                heads * ceil_div(job->units * APA_CUDA_UNIT, rows) * job->splits >= LEAST_WIDE_WAVES * slots;
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
 }
 
