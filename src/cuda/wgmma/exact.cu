@@ -554,11 +554,13 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
             consume_seen<S, BF16>(state, my, n);
         else if (n > 0)
             consume<S, BF16>(state, my, 0, n);
-        if (job.splits == 1)
+        if (job.splits > 1) {
+            if (!S::WIDE || unit.number < job.units)
+                store_part<S::D, 1>(state, job.part_o, job.part_frame, job.part_sum,
+                                    unit.split * job.unit_count + unit.local, first_row);
+        } else {
             store_result<S::D, 1>(state, job, unit, b, first_row);
-        else if (!S::WIDE || unit.number < job.units)
-            store_part<S::D, 1>(state, job.part_o, job.part_frame, job.part_sum,
-                                unit.split * job.unit_count + unit.local, first_row);
+        }
     }
     chain_wait(); /* at the end: it reads inputs alone, and what it writes no other kernel of an adaptive call touches
                    */
