@@ -10,70 +10,28 @@
  *                              wait for P·V:   o into the new frames, P(i) from the exponentials
  *
  * They take turns at issuing, so that one's exponentials run under the other's products: the pipeline of
- * FlashAttention-3 (Shah et al., arXiv 2407.08608). At D = 64 a tile's exponentials take as long as its products; there
- * some of them may be polynomials (FlashAttention-4 has that on Blackwell). Frames are those of
- * cuda/warp_mma/tile_16.cuh: they lie under the maximum and move by leaps, so the multiplication of o is rare. Row sums
- * are of the FP32 probabilities. */
+ * FlashAttention-3 (Shah et al., arXiv 2407.08608). Frames are those of cuda/warp_mma/tile_16.cuh: they lie under the
+ * maximum and move by leaps, so the multiplication of o is rare. Row sums are of the FP32 probabilities.
+ *
+ * At D = 64 a tile's exponentials take as long as its products, and what is short are issue slots: a block of three has
+ * something to issue more often. No exponential is a polynomial, as FlashAttention-4 has some of them on Blackwell:
+ * that spares the unit for exponentials and takes more slots (measured: 1 in 4, 7 % slower). */
 #include "cuda/chain.cuh"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/tile_16.cuh"
 
-#ifndef APA_EXACT64_VARIANT
-#define APA_EXACT64_VARIANT 0
-#endif
-
-/* What may be chosen for a head dimension. */
-struct ExactChoice {
-    int groups; /* warpgroups that multiply, in a wide block; 2: there are none */
-    int keys, stages;
-    bool turns;
-    int polynomial; /* every how many-th exponential is one; 0: none */
-};
-
-/* To be measured; APA_EXACT64_VARIANT picks a row. */
-constexpr ExactChoice EXACT_64[] = {
-    {2, 128, 2, false, 0}, /* 0: as it was */
-    {2, 128, 2, true, 0},  /* 1 */
-    {2, 128, 3, false, 0}, /* 2 */
-    {2, 128, 3, true, 0},  /* 3 */
-    {3, 128, 2, false, 0}, /* 4 */
-    {3, 128, 2, true, 0},  /* 5 */
-    {3, 128, 4, false, 0}, /* 6 */
-    {3, 128, 4, true, 0},  /* 7 */
-    {2, 128, 2, false, 4}, /* 8 */
-    {2, 128, 2, true, 4},  /* 9 */
-    {3, 128, 2, false, 4}, /* 10 */
-    {3, 128, 2, true, 4},  /* 11 */
-    {3, 128, 2, false, 8}, /* 12 */
-    {3, 128, 2, true, 8},  /* 13 */
-    {3, 128, 2, false, 2}, /* 14 */
-    {3, 128, 2, true, 2},  /* 15 */
-    {2, 192, 2, false, 0}, /* 16 */
-    {2, 192, 2, true, 0},  /* 17 */
-    {2, 192, 2, false, 4}, /* 18 */
-    {2, 192, 2, true, 4},  /* 19 */
-};
-
-/* No turns at D = 64 as it was: measured, with two warpgroups they cost more than they bring. */
-constexpr ExactChoice exact_choice(int D)
-{
-    return D == 64 ? EXACT_64[APA_EXACT64_VARIANT] : ExactChoice{2, D == 128 ? 128 : 64, 2, true, 0};
-}
-
 template <int D_, bool WIDE_> struct ExactShape {
-    static constexpr ExactChoice CHOICE = exact_choice(D_);
     static constexpr int D = D_;
     static constexpr bool WIDE = WIDE_;
-    static constexpr int GROUPS = WIDE ? CHOICE.groups : 2;
+    static constexpr int GROUPS = WIDE ? 3 : 2; /* warpgroups that multiply */
     static constexpr int GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
-    static constexpr int KEYS = CHOICE.keys;
-    static constexpr int STAGES = CHOICE.stages;
-    static constexpr bool TURNS = CHOICE.turns;
-    static constexpr int POLYNOMIAL = CHOICE.polynomial;
+    static constexpr int KEYS = D <= 128 ? 128 : 64;
+    static constexpr int STAGES = 2;
     static constexpr int THREADS = (GROUPS + 1) * 128;
-    static_assert(GROUPS == 2 || GROUPS == 3, "named barriers and registers are for these");
+    /* measured: at D = 64 turns of two cost more than they bring, turns of three do not */
+    static constexpr bool TURNS = WIDE || D > 64;
     /* what a launch has for each thread is divided anew */
-    static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
+    static constexpr int PRODUCER_REGISTERS = WIDE ? 32 : 24, CONSUMER_REGISTERS = WIDE ? 160 : 240;
     static constexpr int TILE_BYTES = KEYS * D * 2;
     static constexpr int GROUP_BYTES = GROUP_ROWS * D * 2; /* of queries */
     static constexpr int K_AT = GROUPS * GROUP_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
@@ -82,6 +40,12 @@ template <int D_, bool WIDE_> struct ExactShape {
     static constexpr int FULL_AT = ZEROS_AT + ZEROS;
     static constexpr int SHARED = FULL_AT + STAGES * 32 + 1024; /* 1024: to align the start */
 };
+
+/* Above, 160 registers are not enough. */
+constexpr bool has_wide(int64_t D)
+{
+    return D == 64;
+}
 
 #ifdef APA_CUDA_BULK
 
@@ -145,9 +109,10 @@ __device__ __forceinline__ void feed(const ExactMemory<S> &memory, const apa_wgm
     }
 }
 
-/* What a warp needs at masks alone. A wide block, whose registers are few, keeps it in memory. */
+/* What a warp needs at masks alone. A wide block has few registers and keeps it in memory, rows too: else others
+ * spill. */
 struct AtMasks {
-    ThreadRows<1> rows;           /* wide */
+    ThreadRows<1> rows;           /* of a wide block */
     int first_row;                /* of the warp, in the unit */
     int first_key, end_key, b, h; /* end_key: of the block's part */
 };
@@ -159,8 +124,8 @@ template <typename S> struct Consumer {
     const AtMasks &masks;
     ExactMemory<S> memory;
     WarpView view;              /* of the warpgroup */
-    int group;                  /* 0, 1, and 2 of a wide block */
-    int whole_first, whole_end; /* wide: tiles that all rows see to the last key */
+    int group;                  /* 0 … S::GROUPS - 1 */
+    int whole_first, whole_end; /* of a wide block: tiles that all of the warpgroup's rows see to the last key */
 
     __device__ bool partly(int i) const
     {
@@ -177,10 +142,7 @@ template <typename S> struct Consumer {
     __device__ void pass_turn() const
     {
         if (S::TURNS)
-            named_barrier_arrive(TURN + (S::GROUPS == 2           ? group ^ 1
-                                         : group == S::GROUPS - 1 ? 0
-                                                                  : group + 1),
-                                 2 * WARPGROUP);
+            named_barrier_arrive(TURN + (group == S::GROUPS - 1 ? 0 : group + 1), 2 * WARPGROUP);
     }
 };
 
@@ -197,14 +159,14 @@ __device__ __forceinline__ void issue_scores(float (&s)[S::KEYS / 8][4], const C
 }
 
 /* Nothing is added where `away`: the products then read a block of zeros. (A branch around them would make the compiler
- * run all products one after the other.) */
+ * run all products one after the other. For a wide block it makes one of a plain choice of address, too.) */
 template <typename S, bool BF16>
 __device__ __forceinline__ void issue_values(State16<S::D, 1> &state, const uint32_t (&p)[S::KEYS / 16][4],
                                              const Consumer<S> &my, int i, bool away)
 {
     const uint64_t zeros = SWIZZLE_128 | (my.memory.base + S::ZEROS_AT & 0x3ffff) >> 4;
     uint64_t v;
-    if (S::WIDE) /* here the compiler would branch */
+    if (S::WIDE)
         asm("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n selp.b64 %0, %1, %2, p;\n}"
             : "=l"(v)
             : "l"(zeros), "l"(mn_major(my.memory.v(i), S::KEYS * 128)), "r"(static_cast<uint32_t>(away)));
@@ -242,36 +204,6 @@ __device__ __forceinline__ void add_with_care(State16<S::D, 1> &state, const uin
     state = in_memory;
 }
 
-/* 2^x for x up to 15, without the unit for exponentials: x = n + f, |f| <= ½, 2^f as a polynomial of relative error
- * 1.02e-4 (over every FP32 f), a fifth of what P in FP16 is rounded by at most; a fourth degree would have 2.9e-6. n is
- * added to the exponent. The polynomial is 1 at 0, so that x = -127 and all below gives 0 and not 2^-127; between that
- * and -126 lie denormal numbers. NaN gives 0. */
-__device__ __forceinline__ float exp2_polynomial(float x)
-{
-    constexpr float TO_INTEGER = 12582912.0f; /* 1.5·2^23: the sum's last bit is worth 1 */
-    x = fmaxf(x, -127.0f);
-    const float t = x + TO_INTEGER, f = x - (t - TO_INTEGER);
-    const float y = fmaf(fmaf(fmaf(0.0550089314f, f, 0.2422109622f), f, 0.6932829274f), f, 1.0f);
-    return __uint_as_float(__float_as_uint(y) + (__float_as_uint(t) << 23));
-}
-
-/* Larger of the two; NaN where one is. */
-__device__ __forceinline__ float max_or_nan(float a, float b)
-{
-    float r;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-
-/* 2^x of a row's score `at` of a lane. */
-template <typename S> __device__ __forceinline__ float exponential(float x, int at)
-{
-    if constexpr (S::POLYNOMIAL > 0)
-        if (at % S::POLYNOMIAL == S::POLYNOMIAL - 1)
-            return exp2_polynomial(x);
-    return exp2_fast(x);
-}
-
 /* Scores of tile i → exponentials in place, frames and sums moved on. alpha: what o has to be multiplied by; returns
  * whether that is not 1 somewhere in the warp. */
 template <typename S>
@@ -299,18 +231,15 @@ __device__ __forceinline__ bool soften(float (&s)[S::KEYS / 8][4], float (&X)[2]
     bool moves[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        auto larger = [](float a, float b) { return S::POLYNOMIAL > 0 ? max_or_nan(a, b) : fmaxf(a, b); };
-        float top = larger(s[0][2 * h], s[0][2 * h + 1]);
+        float top = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
 #pragma unroll
         for (int n = 1; n < N; n++)
-            top = larger(top, larger(s[n][2 * h], s[n][2 * h + 1]));
+            top = fmaxf(top, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
         const float next = quad_max(top) * c - FRAME_OFFSET;
         moves[h] = next > X[h] + FRAME_SLACK;
         alpha[h] = moves[h] ? exp2_fast(X[h] - next) : 1.0f;
         X[h] = moves[h] ? next : X[h];
         l[h] *= alpha[h];
-        if (S::POLYNOMIAL > 0 && !(top < CUDART_INF_F)) /* NaN and ∞ make the row NaN; polynomials lose them */
-            l[h] = CUDART_NAN_F;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -318,8 +247,8 @@ __device__ __forceinline__ bool soften(float (&s)[S::KEYS / 8][4], float (&X)[2]
         float sum = 0.0f, other = 0.0f;
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            s[n][2 * h] = exponential<S>(fmaf(s[n][2 * h], c, minus), 2 * n);
-            s[n][2 * h + 1] = exponential<S>(fmaf(s[n][2 * h + 1], c, minus), 2 * n + 1);
+            s[n][2 * h] = exp2_fast(fmaf(s[n][2 * h], c, minus));
+            s[n][2 * h + 1] = exp2_fast(fmaf(s[n][2 * h + 1], c, minus));
             sum += s[n][2 * h];
             other += s[n][2 * h + 1];
         }
@@ -352,7 +281,7 @@ template <int D> __device__ __forceinline__ void multiply(State16<D, 1> &state, 
 template <typename S> __device__ __forceinline__ void pass_over(const Consumer<S> &my, int first, int end)
 {
     for (int i = first; i < end; i++) {
-        if (i > 0) { /* the first tile is multiplied out of turn */
+        if (i > 0) { /* the block's first tile is no turn */
             my.take_turn();
             my.pass_turn();
         }
@@ -381,11 +310,11 @@ __device__ __forceinline__ void consume(State16<S::D, 1> &state, const Consumer<
     };
 
     barrier_wait(memory.k_full(first), memory.phase(first));
-    if (S::WIDE && first > 0)
+    if (first > 0)
         my.take_turn();
     products_fence();
     issue_scores<S, BF16>(s, my, first);
-    if (S::WIDE && first > 0)
+    if (first > 0)
         my.pass_turn();
     products_wait<0>();
     pin(s);
@@ -454,13 +383,15 @@ __device__ __forceinline__ void consume_seen(State16<S::D, 1> &state, const Cons
     }
 }
 
-/* The unit that a wide block's row lies in. Rows before the batch's first come as padding: of a unit past the last. */
+/* The unit that row `row` of a KV head's line lies in. Rows before the batch's first come as padding: of a unit past
+ * the last. */
 __device__ __forceinline__ Unit unit_of_line(const apa_cuda_job &job, const apa_cuda_stretch &place, int row)
 {
-    Unit unit;
     const int64_t head_first = static_cast<int64_t>(place.head) * job.units;
+    const bool before = row < 0 || head_first + row / APA_CUDA_UNIT < job.unit_first;
+    Unit unit;
     unit.head = place.head;
-    unit.number = row < 0 || head_first + row / APA_CUDA_UNIT < job.unit_first ? job.units : row / APA_CUDA_UNIT;
+    unit.number = before ? job.units : row / APA_CUDA_UNIT;
     unit.index = head_first + unit.number;
     unit.local = unit.index - job.unit_first;
     unit.split = place.split;
@@ -492,7 +423,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     apa_cuda_stretch place = {};
     if (S::WIDE)
         place = apa_cuda_stretch_to_end(&job, blockIdx.x, gridDim.x, S::ROWS);
-    /* of the warpgroup: a wide block's lie in one each, for its rows are counted from a unit's end */
+    /* of the warpgroup: one, since a wide block's rows are counted from a unit's end */
     const Unit unit = S::WIDE               ? unit_of_line(job, place, place.row + warp / 4 * WARPGROUP_ROWS)
                       : job.early_only != 0 ? early_unit_of(job, blockIdx.x)
                                             : unit_of(job, blockIdx.x, job.splits);
@@ -527,23 +458,17 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         take_registers<S::CONSUMER_REGISTERS>();
         const int group = warp / 4;
         const int group_row = S::WIDE ? place.row + group * WARPGROUP_ROWS & APA_CUDA_UNIT - 1 : group * WARPGROUP_ROWS;
-        const int first_row = S::WIDE ? group_row + warp % 4 * 16 : warp * 16;
+        const int first_row = group_row + warp % 4 * 16;
         load_query_rows<S::D>(memory.base + group * S::GROUP_BYTES, job, unit, b, group_row);
         fence_for_async();
         AtMasks masks = {{}, first_row, first_key, tiles.end * APA_CUDA_TILE, b, h};
-        WarpView view;
-        {
-            ThreadRows<1> rows;
-            view = warp_rows<1>(job, unit, first_row, rows);
-            if (S::WIDE)
-                masks.rows = rows;
-        }
+        WarpView view = warp_rows<1>(job, unit, first_row, masks.rows);
         view = warpgroup_view(view, views + group * 4, OWN + group); /* its barrier is the queries' too */
         int whole_first = 0, whole_end = 0;
         if (S::WIDE) {
             whole_first = max(view.every_first - first_key + S::KEYS - 1, 0) / S::KEYS;
             whole_end = max(min(view.every_end, masks.end_key) - first_key, 0) / S::KEYS;
-            asm volatile("" ::"l"(&masks) : "memory"); /* it has an address now */
+            asm volatile("" ::"l"(&masks) : "memory"); /* so it has an address, and stays out of registers */
         }
         State16<S::D, 1> state;
         clear(state);
@@ -580,10 +505,10 @@ static int launch(const apa_cuda_job *job, int64_t blocks, const apa_wgmma_maps 
 
 template <int D, bool BF16> static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
 {
-    if constexpr (exact_choice(D).groups > 2) {
+    if constexpr (has_wide(D)) {
         using S = ExactShape<D, true>;
         if (job->wide != 0 && job->early_only == 0)
-            return launch<S, BF16>(job, (int64_t)apa_cuda_stretches(job, S::ROWS) * job->splits, maps, stream);
+            return launch<S, BF16>(job, apa_cuda_stretches(job, S::ROWS) * job->splits, maps, stream);
     }
     const int64_t blocks = job->early_only != 0 ? apa_cuda_early_items(job) : job->unit_count * job->splits;
     return launch<ExactShape<D, false>, BF16>(job, blocks, maps, stream);
@@ -591,12 +516,14 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, const apa
 
 extern "C" int64_t apa_wgmma_exact_keys(int64_t D)
 {
-    return exact_choice(static_cast<int>(D)).keys;
+    return D == 64    ? ExactShape<64, false>::KEYS
+           : D == 128 ? ExactShape<128, false>::KEYS
+                      : ExactShape<256, false>::KEYS;
 }
 
 extern "C" int64_t apa_wgmma_exact_rows(int64_t D)
 {
-    return exact_choice(static_cast<int>(D)).groups * 64;
+    return has_wide(D) ? ExactShape<64, true>::ROWS : APA_CUDA_UNIT;
 }
 
 extern "C" int apa_wgmma_launch_exact(const apa_cuda_job *job, const apa_wgmma_maps *maps, void *stream_pointer)

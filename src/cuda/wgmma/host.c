@@ -28,9 +28,7 @@
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
-#ifndef LEAST_WIDE_WAVES   /* 0, for tests: blocks are wide in every call */
-#define LEAST_WIDE_WAVES 4 /* fewer wide blocks leave more idle at the end than they gain */
-#endif
+#define LEAST_WIDE_WAVES 4   /* fewer wide blocks leave more idle at the end than they gain */
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */

@@ -16,7 +16,6 @@
 #define F8(d, n) F4(d, n), F4(d, n + 1)
 #define F32(d, n) F8(d, n), F8(d, n + 2), F8(d, n + 4), F8(d, n + 6)
 #define F64(d) F32(d, 0), F32(d, 8)
-#define F96(d) F32(d, 0), F32(d, 8), F32(d, 16)
 #define F128(d) F32(d, 0), F32(d, 8), F32(d, 16), F32(d, 24)
 #define U4(d, n) "+r"(d[n]), "+r"(d[n + 1]), "+r"(d[n + 2]), "+r"(d[n + 3])
 #define U16(d, n) U4(d, n), U4(d, n + 4), U4(d, n + 8), U4(d, n + 12)
@@ -40,12 +39,6 @@
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                                 \
     "%64, %65, %66, %67"
-#define R96                                                                                                            \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
-    "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "   \
-    "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, "   \
-    "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "   \
-    "%90, %91, %92, %93, %94, %95"
 #define R128                                                                                                           \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
@@ -83,21 +76,6 @@ template <bool BF16> __device__ __forceinline__ void product_16(float (&d)[16][4
         asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
                      " wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                      : F64(d)
-                     : "l"(a), "l"(b), "r"(add));
-}
-
-/* d += A·Bᵀ or d = A·Bᵀ: both in shared memory, K-major. */
-template <bool BF16> __device__ __forceinline__ void product_16(float (&d)[24][4], uint64_t a, uint64_t b, int add)
-{
-    if (BF16)
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
-                     " wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" R96 "}, %96, %97, p, 1, 1, 0, 0;\n}"
-                     : F96(d)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
-                     " wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" R96 "}, %96, %97, p, 1, 1, 0, 0;\n}"
-                     : F96(d)
                      : "l"(a), "l"(b), "r"(add));
 }
 
@@ -180,7 +158,6 @@ __device__ __forceinline__ void product_e4m3(float (&d)[17][4], const uint32_t (
 #undef F8
 #undef F32
 #undef F64
-#undef F96
 #undef F128
 #undef U4
 #undef U16
@@ -189,7 +166,6 @@ __device__ __forceinline__ void product_e4m3(float (&d)[17][4], const uint32_t (
 #undef R36
 #undef R64
 #undef R68
-#undef R96
 #undef R128
 
 #endif
