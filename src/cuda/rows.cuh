@@ -87,14 +87,12 @@ template <typename T> __device__ __forceinline__ const T *row_pointer(const apa_
     return static_cast<const T *>(x.data) + b * x.stride[0] + h * x.stride[1] + s * x.stride[2];
 }
 
-/* Tiles that some of `rows` rows see, cut to a split. row_at(r) is row r of them, 0 … rows - 1. All threads of the
- * block call it; there are `rows` at least. */
+/* Tiles that some row of the unit sees, cut to the unit's split. All threads of the block call it. */
 struct TileRange {
     int first, end;
 };
 
-template <typename RowAt>
-__device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, int split, int splits, int rows, RowAt row_at)
+__device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, const Unit &unit, int splits)
 {
     __shared__ int range[2];
     if (threadIdx.x == 0) {
@@ -102,8 +100,8 @@ __device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, int spl
         range[1] = 0;
     }
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < rows) {
-        const Row row = row_at(static_cast<int>(threadIdx.x));
+    if (threadIdx.x < APA_CUDA_UNIT) {
+        const Row row = row_of(job, unit, static_cast<int>(threadIdx.x));
         if (row.first < row.end) {
             atomicMin(&range[0], row.first / APA_CUDA_TILE);
             atomicMax(&range[1], (row.end - 1) / APA_CUDA_TILE + 1);
@@ -113,18 +111,12 @@ __device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, int spl
     TileRange tiles = {range[0], range[1]};
     if (splits > 1) {
         const int part = (job.tiles + splits - 1) / splits;
-        tiles.first = max(tiles.first, split * part);
-        tiles.end = min(tiles.end, (split + 1) * part);
+        tiles.first = max(tiles.first, unit.split * part);
+        tiles.end = min(tiles.end, (unit.split + 1) * part);
     }
     if (tiles.end < tiles.first)
         tiles.end = tiles.first;
     return tiles;
-}
-
-/* Those that some row of the unit sees, cut to the unit's split. */
-__device__ __forceinline__ TileRange tile_range(const apa_cuda_job &job, const Unit &unit, int splits)
-{
-    return tile_range(job, unit.split, splits, APA_CUDA_UNIT, [&](int r) { return row_of(job, unit, r); });
 }
 
 #endif

@@ -398,14 +398,28 @@ __device__ __forceinline__ Unit unit_of_line(const apa_cuda_job &job, const apa_
     return unit;
 }
 
-/* Tiles that some row of the wide block sees, cut to its split. All threads call it. */
+/* Tiles that some row of the wide block sees, cut to its split: tile_range() for more rows than a unit's. (One function
+ * for both makes other kernels spill more.) All threads call it. */
 template <int ROWS>
 __device__ __forceinline__ TileRange wide_range(const apa_cuda_job &job, const apa_cuda_stretch &place)
 {
-    return tile_range(job, place.split, job.splits, ROWS, [&](int r) {
-        const int row = place.row + r;
-        return row_of(job, unit_of_line(job, place, row), row & APA_CUDA_UNIT - 1);
-    });
+    __shared__ int range[2];
+    if (threadIdx.x == 0) {
+        range[0] = job.tiles;
+        range[1] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x < ROWS) {
+        const int at = place.row + static_cast<int>(threadIdx.x);
+        const Row row = row_of(job, unit_of_line(job, place, at), at & APA_CUDA_UNIT - 1);
+        if (row.first < row.end) {
+            atomicMin(&range[0], row.first / APA_CUDA_TILE);
+            atomicMax(&range[1], (row.end - 1) / APA_CUDA_TILE + 1);
+        }
+    }
+    __syncthreads();
+    const int part = (job.tiles + job.splits - 1) / job.splits, first = max(range[0], place.split * part);
+    return {first, max(first, min(range[1], (place.split + 1) * part))};
 }
 
 #endif
