@@ -131,6 +131,33 @@ static void check_stretches(const apa_cuda_job *job, int32_t rows)
     free(seen);
 }
 
+/* The same counted from the end: rows that are not there come before the batch's first, in one block of a KV head. */
+static void check_stretches_to_end(const apa_cuda_job *job, int32_t rows)
+{
+    const int32_t all = (int32_t)apa_cuda_stretches(job, rows) * job->splits, run = APA_CUDA_UNIT / 2;
+    const int64_t first = job->unit_first * 2, count = job->unit_count * 2;
+    uint8_t *seen = calloc((size_t)(count * job->splits) + 1, 1);
+    assert_non_null(seen);
+    for (int32_t i = 0; i < all; i++) {
+        const apa_cuda_stretch stretch = apa_cuda_stretch_to_end(job, i, all, rows);
+        assert_true(stretch.head >= 0 && stretch.head < job->B * job->Hkv);
+        assert_true(stretch.split >= 0 && stretch.split < job->splits);
+        assert_int_equal(stretch.row % run, 0);
+        for (int32_t row = stretch.row; row < stretch.row + rows; row += run) {
+            const int64_t at = (int64_t)stretch.head * job->units * 2 + row / run - first;
+            if (row < 0 || at < 0) {
+                assert_true(row < stretch.row + rows - run); /* no block is empty */
+                continue;
+            }
+            assert_true(row < job->units * APA_CUDA_UNIT && at < count);
+            assert_int_equal(seen[at * job->splits + stretch.split]++, 0);
+        }
+    }
+    for (int64_t i = 0; i < count * job->splits; i++)
+        assert_int_equal(seen[i], 1);
+    free(seen);
+}
+
 /* Batches are whole KV heads or lie within one. */
 static void test_stretches(void **state)
 {
@@ -150,6 +177,8 @@ static void test_stretches(void **state)
             job.unit_count = end - job.unit_first < batch ? end - job.unit_first : batch;
             check_stretches(&job, APA_CUDA_UNIT);
             check_stretches(&job, 2 * APA_CUDA_UNIT);
+            check_stretches_to_end(&job, APA_CUDA_UNIT);
+            check_stretches_to_end(&job, 3 * APA_CUDA_UNIT / 2);
         }
     }
 }

@@ -128,6 +128,7 @@ typedef struct apa_cuda_job {
     uint32_t *slot_taken; /* [slots]: 0 before and after the kernel */
     uint32_t *candidate_pair; /* [slot][8][pairs][2]: of a warp, in the order of its walk */
     int32_t chained;   /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
+    int32_t wide;      /* the exact kernel's blocks may be longer than units (wgmma/exact.cu) */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */

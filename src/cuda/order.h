@@ -90,6 +90,25 @@ static APA_CUDA_BOTH apa_cuda_stretch apa_cuda_stretch_of(const apa_cuda_job *jo
     return to;
 }
 
+/* The same with the blocks counted from the end of the head's part of the batch: where `rows` does not divide it, the
+ * block with rows that are not there is its first, which sees least where rows grow. Those rows have smaller numbers
+ * than the part's first, below 0 at the head's beginning. */
+static APA_CUDA_BOTH apa_cuda_stretch apa_cuda_stretch_to_end(const apa_cuda_job *job, int32_t at, int32_t all,
+                                                              int32_t rows)
+{
+    const int32_t units = (int32_t)(job->unit_count < job->units ? job->unit_count : job->units);
+    apa_cuda_stretch to = apa_cuda_stretch_of(job, at, all, rows);
+    to.row -= apa_cuda_stretches_of_head(job, rows) * rows - units * APA_CUDA_UNIT;
+    return to;
+}
+
+/* Blocks of a launch for one split. */
+static APA_CUDA_BOTH int64_t apa_cuda_stretches(const apa_cuda_job *job, int32_t rows)
+{
+    const int64_t in_head = job->unit_count < job->units ? job->unit_count : job->units;
+    return job->unit_count / in_head * apa_cuda_stretches_of_head(job, rows);
+}
+
 /* ---- rows that see few tiles ----
  *
  * Rows of a KV head lie in lines: a query head's positions, or, with packing `rows`, all of them in one. A line begins

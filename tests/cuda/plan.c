@@ -111,6 +111,30 @@ static int64_t all_units(const apa_cuda_job *job)
     return (int64_t)job->B * job->Hkv * job->units;
 }
 
+/* Wide blocks of the exact kernel: each 64 rows and split of the batch once, beside rows that are not there. */
+static void check_wide_blocks(const apa_cuda_job *job)
+{
+    const int32_t rows = (int32_t)apa_wgmma_exact_rows(job->D);
+    const int64_t runs = job->unit_count * 2, all = apa_cuda_stretches(job, rows) * job->splits;
+    assert_true(at.hopper && rows > APA_CUDA_UNIT && rows % 64 == 0);
+    uint8_t *seen = calloc((size_t)(runs * job->splits) + 1, 1);
+    assert_non_null(seen);
+    for (int64_t i = 0; i < all; i++) {
+        const apa_cuda_stretch to = apa_cuda_stretch_to_end(job, (int32_t)i, (int32_t)all, rows);
+        assert_true(to.row % 64 == 0 && to.split >= 0 && to.split < job->splits);
+        for (int32_t row = to.row; row < to.row + rows; row += 64) {
+            const int64_t run = ((int64_t)to.head * job->units - job->unit_first) * 2 + row / 64;
+            if (row < 0 || run < 0)
+                continue;
+            assert_true(row < job->units * APA_CUDA_UNIT && run < runs);
+            assert_int_equal(seen[run * job->splits + to.split]++, 0);
+        }
+    }
+    for (int64_t i = 0; i < runs * job->splits; i++)
+        assert_int_equal(seen[i], 1);
+    free(seen);
+}
+
 /* Blocks of pass 1 and of the exact kernel: each unit and split of the batch once. */
 static void check_blocks(const apa_cuda_job *job, bool stretches)
 {
@@ -155,6 +179,8 @@ static void check_cut(const apa_cuda_job *job, int step)
     }
     if (job->longest_first)
         assert_true(!job->packing_rows && job->units == job->Sq16 / APA_CUDA_UNIT * job->G);
+    if (at.hopper && step == EXACT && job->wide && job->unit_count * job->splits <= MOST_ITEMS)
+        check_wide_blocks(job);
     check_blocks(job, at.hopper && step == COLD);
 }
 
@@ -385,7 +411,7 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
         return -1;
     assert_int_equal(status, APA_STATUS_OK);
     /* on compute capability 9.0 all but D = 256 with cold tiles, other cold formats, and empty axes */
-    at.hopper = target->capability == 90 && s->Sq > 0 && s->Skv > 0 && knob == NULL &&
+    at.hopper = target->capability == 90 && s->Sq > 0 && s->Skv > 0 && (knob == NULL || strcmp(knob, "packing") == 0) &&
                 (s->D <= 128 || strcmp(method, "exact") == 0);
     apa_cuda_options_init(&options);
     options.workspace = BASE;
@@ -482,6 +508,31 @@ static void test_rows_of_few_tiles(void **state)
     assert_true(at.next_unit[COLD] > 0 && at.early_launches == 0);
 }
 
+/* Wide blocks: exact at D 64, four a multiprocessor. Among these are the calls of verify.c that are to have them. */
+static void test_wide_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        shape s;
+        const char *knob, *value;
+        int splits;
+    } wide[] = {
+        {{1, 32, 32, 16384, 16384, 64, 1, -1}, NULL, NULL, 1}, {{66, 8, 8, 20, 130, 64, 1, -1}, NULL, NULL, 1},
+        {{8, 44, 22, 200, 700, 64, 1, -1}, NULL, NULL, 1},     {{8, 66, 22, 150, 300, 64, 1, -1}, "packing", "rows", 1},
+        {{11, 24, 24, 256, 512, 64, 1, 100}, NULL, NULL, 1},   {{1, 134, 67, 70, 2000, 64, 1, -1}, NULL, NULL, 4},
+        {{1, 360, 180, 200, 500, 64, 1, -1}, NULL, NULL, 1},
+    };
+    static const shape narrow[] = {{65, 8, 8, 20, 130, 64, 1, -1}, {1, 32, 32, 16384, 16384, 128, 1, -1}};
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        check_call(&h200, &wide[i].s, "exact", wide[i].knob, wide[i].value);
+        assert_true(at.job[0].wide && at.job[0].splits == wide[i].splits);
+    }
+    for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) {
+        check_call(&h200, &narrow[i], "exact", NULL, NULL);
+        assert_false(at.job[0].wide);
+    }
+}
+
 /* The figure of docs/cuda-wgmma.md, and its formula. */
 static void test_documented_size(void **state)
 {
@@ -498,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_random_shapes),
         cmocka_unit_test(test_rows_of_few_tiles),
+        cmocka_unit_test(test_wide_blocks),
         cmocka_unit_test(test_documented_size),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down) + apa_test_calls();

@@ -74,10 +74,13 @@ typedef struct test_case {
 #define DEFAULT APA_Q_OFFSET_DEFAULT
 #define FINE "qk_scale_granularity=row"
 
+/* "wide": exact at D = 64 in blocks of 192 rows on Hopper, from four a multiprocessor on (wgmma/host.c; an H200 has
+ * 132): many KV heads of few rows. */
 static const test_case small_cases[] = {
     {"randn", "exact", NULL, 1, 2, 1, 100, 190, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"randn", "exact", NULL, 2, 3, 1, 33, 129, 128, 1, 1, DEFAULT, -1, -1, NAN, BF16},
     {"randn", "exact", NULL, 1, 2, 2, 70, 200, 256, 0, 0, DEFAULT, -1, -1, NAN, F16},
+    {"randn", "exact", NULL, 66, 8, 8, 20, 130, 64, 0, 1, DEFAULT, -1, -1, NAN, F16}, /* wide */
     {"randn", "exact", HALF, 1, 2, 1, 100, 190, 64, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
     {"randn", "exact", HALF, 1, 2, 2, 70, 200, 256, 0, 0, DEFAULT, -1, -1, NAN, HALF_SUMS},
     {"outliers", "apa", NULL, 1, 2, 1, 100, 333, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
@@ -106,6 +109,11 @@ static const test_case cases[] = {
     {"randn", "exact", NULL, 1, 2, 1, 64, 640, 128, 0, 0, DEFAULT, -1, -1, 0.0, F16},
     {"randn", "exact", NULL, 1, 2, 1, 64, 640, 128, 0, 0, DEFAULT, -1, -1, 3.0, F16},
     {"randn", "exact", NULL, 1, 2, 2, 200, 100, 128, 0, 1, DEFAULT, -1, -1, NAN, F16}, /* rows that see nothing */
+    /* wide: rows that are not there, in one line, rows that grow by units with a window, four splits */
+    {"randn", "exact", NULL, 8, 44, 22, 200, 700, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"outliers", "exact", "packing=rows", 8, 66, 22, 150, 300, 64, 1, 1, DEFAULT, -1, -1, NAN, BF16},
+    {"randn", "exact", NULL, 11, 24, 24, 256, 512, 64, 0, 1, DEFAULT, 100, -1, NAN, F16},
+    {"topics", "exact", NULL, 1, 134, 67, 70, 2000, 64, 1, 1, DEFAULT, -1, -1, NAN, BF16},
     {"randn", "exact", HALF, 1, 6, 2, 384, 1000, 128, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
     {"sink-tail", "exact", HALF, 1, 3, 1, 128, 8192, 128, 0, 1, DEFAULT, -1, -1, NAN, HALF_SUMS},
     {"outliers", "exact", HALF, 1, 4, 2, 300, 2000, 64, 0, 1, 1500, 1100, -1, NAN, HALF_SUMS},
@@ -495,22 +503,27 @@ static void run_skip_case(apa_context *context, const skip_case *skip)
 
 /* ------------------------------------------------------------------------------- values that are not finite */
 
-/* NaN in K and in V of a key: rows that see it are NaN (all of them, or some channels), the others have the bits of the
- * run without it (exact) or are finite (adaptive). */
-static void check_not_finite(apa_context *context, const char *method)
+static const test_case not_finite_cases[] = {
+    {"randn", "exact", NULL, 1, 2, 1, 200, 500, 128, 0, 1, DEFAULT, -1, -1, NAN, 0},
+    {"randn", "exact", NULL, 1, 360, 180, 200, 500, 64, 0, 1, DEFAULT, -1, -1, NAN, 0}, /* wide */
+    {"randn", "apa", NULL, 1, 2, 1, 200, 500, 128, 0, 1, DEFAULT, -1, -1, NAN, 0},
+};
+
+/* NaN in K and in V of a key of KV head 0: rows that see it are NaN (all of them, or some channels), the others have
+ * the bits of the run without it (exact) or are finite (adaptive). */
+static void check_not_finite(apa_context *context, const test_case *c)
 {
-    if (only_method != NULL && strcmp(only_method, method) != 0)
+    if (only_method != NULL && strcmp(only_method, c->method) != 0)
         return;
-    const test_case c = {"randn", method, NULL, 1, 2, 1, 200, 500, 128, 0, 1, DEFAULT, -1, -1, NAN, 0};
-    const int64_t poisoned = 390, D = 128;
+    const int64_t poisoned = 390, D = c->D;
     run_data data;
     apa_recipe recipe;
     apa_statistics statistics;
-    if (!prepare(&c, &data)) {
+    if (!prepare(c, &data)) {
         check(0, "no memory");
         return;
     }
-    init_recipe(&recipe, method);
+    init_recipe(&recipe, c->method);
     for (int which = 0; which < 2; which++) {
         uint16_t *x = (uint16_t *)(which == 0 ? data.k.data : data.v.data) + poisoned * D + 5, kept = *x;
         run(context, &data, engine, &recipe, data.out[1], data.lse[1], NULL, &statistics);
@@ -518,18 +531,19 @@ static void check_not_finite(apa_context *context, const char *method)
         run(context, &data, engine, &recipe, data.out[0], data.lse[0], NULL, &statistics);
         *x = kept;
         int64_t wrong = 0;
-        for (int64_t h = 0; h < c.Hq; h++)
-            for (int64_t i = 0; i < c.Sq; i++) {
-                const int sees = i + c.Skv - c.Sq >= poisoned;
-                const float *row = data.out[0] + (h * c.Sq + i) * D;
+        for (int64_t h = 0; h < c->Hq; h++)
+            for (int64_t i = 0; i < c->Sq; i++) {
+                const int sees = h < c->Hq / c->Hkv && i + c->Skv - c->Sq >= poisoned;
+                const float *row = data.out[0] + (h * c->Sq + i) * D;
                 for (int64_t d = 0; d < D; d++) {
                     const int nan_due = sees && (which == 0 || d == 5);
                     wrong += nan_due ? !isnan(row[d]) : !isfinite(row[d]);
                 }
-                if (!sees && strcmp(method, "exact") == 0)
-                    wrong += memcmp(row, data.out[1] + (h * c.Sq + i) * D, (size_t)D * sizeof *row) != 0;
+                if (!sees && strcmp(c->method, "exact") == 0)
+                    wrong += memcmp(row, data.out[1] + (h * c->Sq + i) * D, (size_t)D * sizeof *row) != 0;
             }
-        printf("NaN in %s of a key, %s: %lld wrong\n", which == 0 ? "K" : "V", method, (long long)wrong);
+        printf("NaN in %s of a key, %s, %lld heads: %lld wrong\n", which == 0 ? "K" : "V", c->method, (long long)c->Hq,
+               (long long)wrong);
         check(wrong == 0, "not finite");
     }
     give_back(&data);
@@ -690,8 +704,8 @@ int main(int argc, char **argv)
         if (!below_90 || trait != APA_CUDA_NVFP4)
             for (int64_t D = 64; D <= 256; D *= 2)
                 failures += apa_verify_codes(trait, D, D == 128);
-    check_not_finite(context, "exact");
-    check_not_finite(context, "apa");
+    for (size_t i = 0; i < sizeof not_finite_cases / sizeof not_finite_cases[0]; i++)
+        check_not_finite(context, &not_finite_cases[i]);
     check_paged(context, "exact");
     check_paged(context, "apa");
     check_graph(context, "exact");

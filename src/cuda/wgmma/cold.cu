@@ -107,8 +107,7 @@ template <int D, bool BIAS> static int launch(const apa_cuda_job *job, cudaStrea
 
 extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)
 {
-    const int64_t in_head = job->unit_count < job->units ? job->unit_count : job->units;
-    return job->unit_count / in_head * apa_cuda_stretches_of_head(job, COLD_ROWS);
+    return apa_cuda_stretches(job, COLD_ROWS);
 }
 
 extern "C" int64_t apa_wgmma_pair_bytes(int64_t D)

@@ -22,13 +22,14 @@
  * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
  * that goes to the exact kernel at once. At D 64 both passes together gain on the exact kernel (cold tiles alone cost
  * .85 of it) only where next to nothing is hot: 16384 keys, causal, are 1.0 (sink-tail) to 1.25 (topics) of it. */
-#define EARLY_SHARES 1.25
-#define EARLY_SHARES_64 4.0
+#define EARLY_SHARES 1.5
+#define EARLY_SHARES_64 2.0
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
 #define SLOT_BYTES (INT64_C(1) << 30) /* of the candidates of blocks that do both passes */
+#define LEAST_WIDE_WAVES 4   /* fewer wide blocks leave more idle at the end than they gain */
 #define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
@@ -252,6 +253,9 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     while (job->hot_splits < MOST_HOT_SPLITS && units * job->hot_splits < 4 * slots)
         job->hot_splits++;
     job->longest_first = triangle;
+    const int64_t rows = apa_wgmma_exact_rows(job->D), heads = (int64_t)job->B * job->Hkv;
+    job->wide = rows > APA_CUDA_UNIT &&
+                heads * ceil_div(job->units * APA_CUDA_UNIT, rows) * job->splits >= LEAST_WIDE_WAVES * slots;
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
     /* without splits a block can do both passes of its unit */
     const int64_t slot_bytes = (int64_t)APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2) * (32 * 4 + 8);

@@ -19,6 +19,9 @@ extern "C" {
 /* Keys that a block of the exact kernel takes at a time. */
 int64_t apa_wgmma_exact_keys(int64_t D);
 
+/* Rows of a wide block of it; those of a unit where there are no wide ones. */
+int64_t apa_wgmma_exact_rows(int64_t D);
+
 /* Blocks a split of pass 1. The job's units are whole KV heads, or lie within one. */
 int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job);
 
