@@ -25,26 +25,21 @@ template <int D> struct BothShape : ColdRing<D> {
     using Hot = HotShape<D>;
     static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MOST_TILES,
                          CANDIDATE_MASK_AT = FIX_MASK_AT + MOST_TILES, APART_MASK_AT = CANDIDATE_MASK_AT + MOST_TILES,
-                         ROWS_AT = APART_MASK_AT + MOST_TILES,
-                         PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8, PASS_2_BYTES = 2 * Hot::BYTES;
+                         ROWS_AT = APART_MASK_AT + MOST_TILES, PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8,
+                         PASS_2_BYTES = 2 * Hot::BYTES;
     static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
                          FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16;
     static constexpr int SHARED = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES + 1024; /* 1024: to align the start */
     static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
 };
 
-#ifdef APA_PHASES
-#define PHASE_MARK(i) const long long phase_##i = clock64()
-#define PHASE_END() if (lane == 0 && job.counts) { atomicAdd(&job.counts[8], phase_1 - phase_0); atomicAdd(&job.counts[9], phase_2 - phase_1); atomicAdd(&job.counts[10], phase_3 - phase_2); atomicAdd(&job.counts[11], phase_4 - phase_3); atomicAdd(&job.counts[12], phase_5 - phase_4); atomicAdd(&job.counts[13], phase_6 - phase_5); atomicAdd(&job.counts[14], phase_7 - phase_6); atomicAdd(&job.counts[15], 1ull); }
-#else
-#define PHASE_MARK(i)
-#define PHASE_END()
-#endif
-
 #ifdef APA_CUDA_BULK
 
 /* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
-constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6;
+constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6,
+              SLOT_KNOWN =
+                  7 /* and 8, whether there are values that are not finite: the warpgroups wait for one warp */,
+              SCANNED = 8, WAITING = COLD_GROUPS * 128 + 32;
 
 /* A free slot, by one thread. What blocks had it before have read all of theirs. */
 __device__ __forceinline__ int take_slot(const apa_cuda_job &job)
@@ -198,7 +193,7 @@ __device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
 /* Tiles that are hot whatever their mass: all of a group that pass 1 cannot judge, those that hold a value that is not
  * finite. By the lanes of a warp. */
 __device__ __noinline__ void force(const apa_cuda_job &job, int head, int group, uint32_t row_table, bool all,
-                                   int first_tile, int end_tile, const Masks &masks)
+                                   int first_tile, int end_tile, Masks masks)
 {
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
     for (int tile = first_tile + static_cast<int>(threadIdx.x & 31); tile < end_tile; tile += 32) {
@@ -273,15 +268,26 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit
         const Row row = row_of(job, unit, r);
         if (row.first >= row.end)
             continue;
-        uint8_t *to = job.verdicts + ((static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * job.Sq +
-                                      row.position) *
-                                         job.tiles;
+        uint8_t *to =
+            job.verdicts +
+            ((static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
         for (int tile = row.first / APA_CUDA_TILE + lane; tile <= (row.end - 1) / APA_CUDA_TILE; tile += 32)
             to[tile] = all || (load_shared_1(masks.hot + tile) >> r / 16 & 1) != 0;
     }
 }
 
 /* ---- the feeding warps ---- */
+
+/* Does some tile hold a value that is not finite? By one warp. */
+__device__ __forceinline__ bool some_not_finite(const apa_cuda_job &job, int head, int first_tile, int end_tile)
+{
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
+    bool found = false;
+#pragma unroll 4
+    for (int tile = first_tile + static_cast<int>(threadIdx.x & 31); tile < end_tile; tile += 32)
+        found = poisoned[tile] != 0 || found;
+    return __any_sync(0xffffffffu, found) != 0;
+}
 
 template <int D> __device__ __forceinline__ FixRing<D> fix_ring(uint32_t base)
 {
@@ -388,11 +394,32 @@ __device__ __forceinline__ void go_over(State16<D, 1> &state, float (&l)[2], con
     }
 }
 
-#endif
+/* ---- the block ---- */
 
-template <int D> static __device__ __forceinline__ void set_barriers(uint32_t base)
+/* What all of a block's threads work on. */
+struct Block {
+    const apa_cuda_job &job;
+    const apa_wgmma_maps &maps;
+    apa_cuda_stretch place;
+    Unit unit;
+    PairRange pairs;
+    int first_tile, end_tile;
+    uint32_t base; /* of the shared memory */
+    Masks masks;
+};
+
+/* What its warps tell each other. */
+struct BlockNotes {
+    int slot, poisoned, hot_count[2];
+};
+
+template <int D> __device__ __forceinline__ uint32_t row_table(uint32_t base, int row)
 {
-#ifdef APA_CUDA_BULK
+    return base + BothShape<D>::ROWS_AT + row * 8;
+}
+
+template <int D> __device__ __forceinline__ void set_barriers(uint32_t base)
+{
     using S = BothShape<D>;
     for (int i = 0; i < S::STAGES; i++) {
         barrier_init(base + S::FULL_AT + i * 16, 1);
@@ -407,8 +434,156 @@ template <int D> static __device__ __forceinline__ void set_barriers(uint32_t ba
         }
     }
     barrier_init_fence();
-#endif
 }
+
+/* Rows of ones, empty masks, barriers. By all threads. */
+template <int D> __device__ __forceinline__ void set_up(const Block &block)
+{
+    using S = BothShape<D>;
+    for (int i = 0; i < S::STAGES; i++)
+        if (threadIdx.x < 64)
+            write_ones(block.base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
+    for (int at = block.first_tile / 16 * 16 + static_cast<int>(threadIdx.x) * 16; at < block.end_tile;
+         at += S::THREADS * 16) {
+        const uint32_t zeros[4] = {0, 0, 0, 0};
+        store_shared_16(block.masks.hot + at, zeros);
+        store_shared_16(block.masks.fix + at, zeros);
+        store_shared_16(block.masks.candidate + at, zeros);
+        store_shared_16(block.masks.apart + at, zeros);
+    }
+    if (threadIdx.x == 0)
+        set_barriers<D>(block.base);
+    fence_for_async();
+    __syncthreads();
+}
+
+/* Warp 9 while pass 1 goes on. */
+__device__ __forceinline__ void find_out(const Block &block, BlockNotes &notes)
+{
+    const bool first_lane = (threadIdx.x & 31) == 0;
+    if (first_lane)
+        notes.slot = take_slot(block.job);
+    __syncwarp();
+    named_barrier_arrive(SLOT_KNOWN, WAITING);
+    const bool poisoned = some_not_finite(block.job, block.unit.head, block.first_tile, block.end_tile);
+    if (first_lane)
+        notes.poisoned = poisoned;
+    __syncwarp();
+    named_barrier_arrive(SCANNED, WAITING);
+}
+
+/* The four warps that do not multiply. */
+template <int D, bool BIAS> __device__ __forceinline__ void feed_block(const Block &block, BlockNotes &notes)
+{
+    using S = BothShape<D>;
+    const apa_cuda_job &job = block.job;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, head = block.unit.head;
+    if (warp == 8 && lane == 0)
+        feed_pairs<D, BIAS, S>(block.base, job, block.place, block.pairs);
+    if (warp == 9)
+        find_out(block, notes);
+    __syncwarp();
+    named_barrier(PHASE, S::THREADS); /* verdicts are there */
+    uint32_t *const lists = job.hot_tile + static_cast<int64_t>(notes.slot) * 2 * job.tiles;
+    if (warp == 8)
+        feed_fix<D, BIAS>(job, head, block.base, block.pairs, block.masks);
+    if (warp == 9)
+        report(job, block.unit, row_table<D>(block.base, 0), false, block.first_tile, block.end_tile, block.masks);
+    if (warp >= 10) {
+        const int half = warp - 10;
+        const int n =
+            list_hot(job, head, lists + half * job.tiles, half, block.first_tile, block.end_tile, block.masks);
+        if (lane == 0)
+            notes.hot_count[half] = n;
+    }
+    fence_for_async();
+    __syncwarp();
+    named_barrier(PHASE, S::THREADS); /* rings are free, lists complete */
+    if (warp >= 10)
+        return;
+    const int half = warp - 8, n = notes.hot_count[half];
+    if (n > 0)
+        feed_hot<D>(hot_ring<D>(block.base, half), block.maps, job, head, lists + half * job.tiles, n);
+    __syncwarp();
+    named_barrier(FEEDERS, 64);
+    if (threadIdx.x == 256)
+        leave_slot(job, notes.slot);
+}
+
+/* Pass 1 and what follows from it: a warp's cold sums of all tiles that are not hot. Returns whether its group has none
+ * of use. */
+template <int D, bool BIAS>
+__device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block &block, const BlockNotes &notes, WarpPlace &my)
+{
+    using S = BothShape<D>;
+    const apa_cuda_job &job = block.job;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    uint32_t q[D / 32][4], picks[4];
+    float q_unit[2];
+    see_rows(my);
+    bias_operand(picks, (block.place.row + my.first_row) / job.Sq16);
+    load_pair_queries<D>(q, job, block.unit, warp);
+    clear(rows);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        q_unit[h] = job.q_scale[block.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (lane >> 2)];
+    named_barrier(SLOT_KNOWN, WAITING);
+    CandidatesInLine candidates = {shared_address(&notes.slot), 0};
+    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, block.base, my, candidates);
+    __syncwarp(); /* what lanes wrote down, others may read */
+
+    const bool throughout = job.all_hot[block.unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
+    if (!throughout)
+        judge<D>(rows, my, notes.slot, candidates.count, block.masks);
+    named_barrier(SCANNED, WAITING);
+    if (throughout || notes.poisoned != 0) {
+        __syncwarp();
+        force(job, block.unit.head, warp, my.row_table, throughout, block.first_tile, block.end_tile, block.masks);
+    }
+    __syncwarp();
+    named_barrier(PHASE, S::THREADS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rows.lambda[h] -= rows.held[h];
+        rows.held[h] = 0.0f;
+    }
+    fix_all<D, BIAS>(rows, q, picks, q_unit, fix_ring<D>(block.base), my);
+    fence_for_async();
+    __syncwarp();
+    named_barrier(PHASE, S::THREADS);
+    return throughout;
+}
+
+/* Pass 2 on top of the cold sums, and the result. */
+template <int D, bool BF16>
+__device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout, const Block &block,
+                                        const BlockNotes &notes, int first_row)
+{
+    const apa_cuda_job &job = block.job;
+    const int half = first_row / WARPGROUP_ROWS, b = block.unit.head / job.Hkv;
+    State16<D, 1> state;
+    float l[2], shift[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        shift[h] = job.shift[block.unit.local * APA_CUDA_UNIT + first_row + h * 8 + (threadIdx.x & 31) / 4];
+    go_over<D>(state, l, rows, shift, throughout);
+    if (notes.hot_count[half] > 0) {
+        const HotRing<D> ring = hot_ring<D>(block.base, half);
+        load_query_rows<D>(ring.base, job, block.unit, b, half * WARPGROUP_ROWS);
+        fence_for_async();
+        named_barrier(OWN + half, WARPGROUP);
+        HotPlace exact = {job, block.unit, {}, first_row, b, block.unit.head % job.Hkv, OWN + half};
+        {
+            ThreadRows<1> seen;
+            exact.view = warp_rows<1>(job, block.unit, first_row, seen);
+        }
+        consume<D, BF16>(state, l, ring, exact);
+    }
+    join_sums(state, l);
+    store_result<D, 1>(state, job, block.unit, b, first_row);
+}
+
+#endif
 
 template <int D, bool BIAS, bool BF16>
 static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
@@ -418,145 +593,48 @@ static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
     using S = BothShape<D>;
     chain_go();
     extern __shared__ uint8_t shared[];
-    __shared__ int slot, hot_count[2];
+    __shared__ BlockNotes notes;
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int warp = threadIdx.x / 32;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
-    const Unit unit = unit_of_row(job, place, place.row);
-    const Masks masks = {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT, base + S::APART_MASK_AT};
-    const bool early = apa_cuda_is_early(&job, place.row, COLD_ROWS) != 0;
+    const bool early = apa_cuda_is_early(&job, place.row, COLD_ROWS) != 0; /* the exact kernel has them */
     if (early && job.counts == nullptr && job.verdicts == nullptr) {
         chain_wait();
         return;
     }
     const PairRange pairs = block_pairs(job, place);
-    const int first_tile = pairs.first * 2, end_tile = min(pairs.end * 2, job.tiles);
-    const int in_unit = warp % 8 * 16;
-    WarpPlace my = {job, unit, in_unit, base + S::ROWS_AT + in_unit * 8, pairs, {0, 0}};
-    if (early) { /* the exact kernel has them */
+    const Block block = {
+        job,
+        maps,
+        place,
+        unit_of_row(job, place, place.row),
+        pairs,
+        pairs.first * 2,
+        min(pairs.end * 2, job.tiles),
+        base,
+        {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT, base + S::APART_MASK_AT}};
+    const int first_row = warp % 8 * 16;
+    WarpPlace my = {job, block.unit, first_row, row_table<D>(base, first_row), pairs, {0, 0}};
+    if (early) {
         chain_wait();
         if (warp < 8)
             see_rows(my);
         __syncthreads();
         if (warp == 9)
-            report(job, unit, base + S::ROWS_AT, true, first_tile, end_tile, masks);
+            report(job, block.unit, row_table<D>(base, 0), true, block.first_tile, block.end_tile, block.masks);
         return;
     }
-    for (int i = 0; i < S::STAGES; i++)
-        if (threadIdx.x < 64)
-            write_ones(base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
-    for (int at = first_tile / 16 * 16 + static_cast<int>(threadIdx.x) * 16; at < end_tile; at += S::THREADS * 16) {
-        const uint32_t zeros[4] = {0, 0, 0, 0};
-        store_shared_16(masks.hot + at, zeros);
-        store_shared_16(masks.fix + at, zeros);
-        store_shared_16(masks.candidate + at, zeros);
-        store_shared_16(masks.apart + at, zeros);
-    }
-    if (threadIdx.x == 0)
-        set_barriers<D>(base);
-    fence_for_async();
+    set_up<D>(block);
     chain_wait();
-    if (threadIdx.x == 0)
-        slot = take_slot(job);
-    bool poisoned = false;
-    for (int tile = first_tile + static_cast<int>(threadIdx.x); tile < end_tile; tile += S::THREADS)
-        poisoned = poisoned || job.poisoned[static_cast<int64_t>(unit.head) * job.room + tile] != 0;
-    const bool some_poisoned = __syncthreads_or(poisoned) != 0;
-    uint32_t *const lists = job.hot_tile + static_cast<int64_t>(slot) * 2 * job.tiles;
     if (warp >= 8) {
         give_registers<COLD_PRODUCER_REGISTERS>();
-        if (warp == 8 && lane == 0)
-            feed_pairs<D, BIAS, S>(base, job, place, pairs);
-        __syncwarp();
-        named_barrier(PHASE, S::THREADS); /* verdicts are there */
-        if (warp == 8)
-            feed_fix<D, BIAS>(job, unit.head, base, pairs, masks);
-        if (warp == 9)
-            report(job, unit, base + S::ROWS_AT, false, first_tile, end_tile, masks);
-        if (warp >= 10) {
-            const int half = warp - 10;
-            const int n = list_hot(job, unit.head, lists + half * job.tiles, half, first_tile, end_tile, masks);
-            if (lane == 0)
-                hot_count[half] = n;
-        }
-        fence_for_async();
-        __syncwarp();
-        named_barrier(PHASE, S::THREADS); /* rings are free, lists complete */
-        if (warp >= 10)
-            return;
-        const int half = warp - 8, n = hot_count[half];
-        if (n > 0)
-            feed_hot<D>(hot_ring<D>(base, half), maps, job, unit.head, lists + half * job.tiles, n);
-        __syncwarp();
-        named_barrier(FEEDERS, 64);
-        if (threadIdx.x == 256)
-            leave_slot(job, slot);
+        feed_block<D, BIAS>(block, notes);
         return;
     }
     take_registers<COLD_CONSUMER_REGISTERS>();
-    PHASE_MARK(0);
-    see_rows(my);
     ColdRows<D> rows;
-    uint32_t q[D / 32][4], picks[4];
-    float q_unit[2];
-    bias_operand(picks, (place.row + in_unit) / job.Sq16);
-    load_pair_queries<D>(q, job, unit, warp);
-    clear(rows);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + in_unit + h * 8 + (lane >> 2)];
-    CandidatesInLine candidates = {shared_address(&slot), 0};
-    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, base, my, candidates);
-    __syncwarp(); /* what lanes wrote down, others may read */
-
-    PHASE_MARK(1);
-    const bool throughout = job.all_hot[unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
-    if (!throughout)
-        judge<D>(rows, my, slot, candidates.count, masks);
-    if (throughout || some_poisoned) {
-        __syncwarp();
-        force(job, unit.head, warp, my.row_table, throughout, first_tile, end_tile, masks);
-    }
-    __syncwarp();
-    PHASE_MARK(2);
-    named_barrier(PHASE, S::THREADS);
-    PHASE_MARK(3);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.lambda[h] -= rows.held[h];
-        rows.held[h] = 0.0f;
-    }
-    fix_all<D, BIAS>(rows, q, picks, q_unit, fix_ring<D>(base), my);
-    PHASE_MARK(4);
-    fence_for_async();
-    __syncwarp();
-    named_barrier(PHASE, S::THREADS);
-    PHASE_MARK(5);
-
-    State16<D, 1> state;
-    float l[2], shift[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        shift[h] = job.shift[unit.local * APA_CUDA_UNIT + in_unit + h * 8 + (lane >> 2)];
-    go_over<D>(state, l, rows, shift, throughout);
-    const int half = warp / 4, b = unit.head / job.Hkv;
-    if (hot_count[half] > 0) {
-        const HotRing<D> ring = hot_ring<D>(base, half);
-        load_query_rows<D>(ring.base, job, unit, b, half * WARPGROUP_ROWS);
-        fence_for_async();
-        named_barrier(OWN + half, WARPGROUP);
-        HotPlace exact = {job, unit, {}, in_unit, b, unit.head % job.Hkv, OWN + half};
-        {
-            ThreadRows<1> seen;
-            exact.view = warp_rows<1>(job, unit, in_unit, seen);
-        }
-        consume<D, BF16>(state, l, ring, exact);
-    }
-    PHASE_MARK(6);
-    join_sums(state, l);
-    store_result<D, 1>(state, job, unit, b, in_unit);
-    PHASE_MARK(7);
-    PHASE_END();
+    const bool throughout = sum_cold<D, BIAS>(rows, block, notes, my);
+    add_hot<D, BF16>(rows, throughout, block, notes, first_row);
 #endif
 }
 
@@ -566,9 +644,10 @@ static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStrea
     using S = BothShape<D>;
     const cudaError_t error =
         cudaFuncSetAttribute(wgmma_both_kernel<D, BIAS, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    return error != cudaSuccess ? error
-                                : launch_chained(job->chained, wgmma_both_kernel<D, BIAS, BF16>,
-                                                 apa_wgmma_cold_blocks(job), S::THREADS, S::SHARED, stream, *job, *maps);
+    return error != cudaSuccess
+               ? error
+               : launch_chained(job->chained, wgmma_both_kernel<D, BIAS, BF16>, apa_wgmma_cold_blocks(job), S::THREADS,
+                                S::SHARED, stream, *job, *maps);
 }
 
 template <int D> static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)

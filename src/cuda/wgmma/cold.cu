@@ -1,5 +1,5 @@
-/* Pass 1 on Hopper as a kernel of its own (cold_walk.cuh): a block takes 128 rows and a split of their tiles, and leaves
- * its state and its candidates to the kernels behind it. */
+/* Pass 1 on Hopper as a kernel of its own (cold_walk.cuh): a block takes 128 rows and a split of their tiles, and
+ * leaves its state and its candidates to the kernels behind it. */
 #include "cuda/chain.cuh"
 #include "cuda/wgmma/cold_walk.cuh"
 #include "cuda/wgmma/launch.h"
@@ -12,7 +12,8 @@ template <int D> struct ColdShape : ColdRing<D> {
 
 #ifdef APA_CUDA_BULK
 
-/* Both tiles of a pair become candidates: their kind, and their rows' masses. Bytes of other tiles were zeroed before. */
+/* Both tiles of a pair become candidates: their kind, and their rows' masses. Bytes of other tiles were zeroed before.
+ */
 struct CandidatesByTile {
     __device__ void write(const Note &note, const WarpPlace &my, int number) const
     {

@@ -26,8 +26,8 @@
 
 constexpr int COLD_GROUPS = 2, COLD_ROWS = COLD_GROUPS * 64;
 
-/* The ring of a block. A shape adds where its barriers lie: FULL_AT, for each stage the one that says it is full and the
- * one that says it has been read. */
+/* The ring of a block. A shape adds where its barriers lie: FULL_AT, for each stage the one that says it is full and
+ * the one that says it has been read. */
 template <int D> struct ColdRing {
     static constexpr int STAGES = D == 64 ? 8 : 5, RING_BYTES = STAGES * Pair<D>::STAGE;
     static constexpr int THREADS = (COLD_GROUPS + 1) * 128;
@@ -180,7 +180,7 @@ __device__ __forceinline__ float log2_mass(const float (&sums)[4], const float (
 
 /* What is to be written down of a pair. */
 struct Note {
-    float mass; /* log2_mass() */
+    float mass;             /* log2_mass() */
     bool some, held, apart; /* apart: held because its tiles are too far from each other */
 };
 
@@ -348,7 +348,7 @@ __device__ __forceinline__ void copy_pair(uint32_t stage, uint32_t full, const a
 /* One thread keeps the ring full. */
 template <int D, bool BIAS, typename Shape>
 __device__ __forceinline__ void feed_pairs(uint32_t shared, const apa_cuda_job &job, const apa_cuda_stretch &place,
-                                     const PairRange &pairs)
+                                           const PairRange &pairs)
 {
     Cursor<D, Shape> at(shared);
     for (int i = 0; i < pairs.end - pairs.first; i++, at.advance()) {

@@ -1,11 +1,11 @@
 /* Pairs of which pass 1 guessed one tile wrong, or both: added to a warpgroup's state or taken out of it.
  *
  * A pair goes through the same products and the same rounding as in pass 1, so its codes of P are the same bits; those
- * of a tile that stays are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one pair's E4M3
- * sum behind.
+ * of a tile that stays are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one pair's
+ * E4M3 sum behind.
  *
- * One warp feeds a ring of pairs with what is to be done to each; two warpgroups work on it at their own pace, each with
- * the scores of its next pair under way beside P·V of the one at hand. */
+ * One warp feeds a ring of pairs with what is to be done to each; two warpgroups work on it at their own pace, each
+ * with the scores of its next pair under way beside P·V of the one at hand. */
 #ifndef APA_CUDA_WGMMA_FIX_PAIR_CUH
 #define APA_CUDA_WGMMA_FIX_PAIR_CUH
 
@@ -78,8 +78,9 @@ template <int D> __device__ __forceinline__ void leave_fix(const FixRing<D> &rin
         barrier_arrive(ring.empty(i));
 }
 
-/* The next entry from place `at` on, before place `end`, that is for this warpgroup; NO_PAIR at the ring's end, and where
- * there is none. A warpgroup that still holds a place must not wait for the one that follows it in the same stage. */
+/* The next entry from place `at` on, before place `end`, that is for this warpgroup; NO_PAIR at the ring's end, and
+ * where there is none. A warpgroup that still holds a place must not wait for the one that follows it in the same
+ * stage. */
 template <int D>
 __device__ __forceinline__ FixEntry next_fix(const FixRing<D> &ring, int &at, int end, const WarpPlace &my)
 {
@@ -100,8 +101,8 @@ struct FixStep {
     bool changes[2];
 };
 
-/* Scores → codes and frames. What is taken out was added in the frame of the pair; what is added has a frame of its own,
- * two tiles a common one. */
+/* Scores → codes and frames. What is taken out was added in the frame of the pair; what is added has a frame of its
+ * own, two tiles a common one. */
 template <int D>
 __device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const FixEntry &entry, const float (&q_unit)[2],
                                               uint32_t stage, const WarpPlace &my)

@@ -23,14 +23,14 @@
  * that goes to the exact kernel at once. At D 64 both passes together gain on the exact kernel (cold tiles alone cost
  * .85 of it) only where next to nothing is hot: 16384 keys, causal, are 1.0 (sink-tail) to 1.25 (topics) of it. */
 #define EARLY_SHARES 1.5
-#define EARLY_SHARES_64 2.0
+#define EARLY_SHARES_64 4.0
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
 #define SLOT_BYTES (INT64_C(1) << 30) /* of the candidates of blocks that do both passes */
-#define LEAST_WIDE_WAVES 4   /* fewer wide blocks leave more idle at the end than they gain */
-#define LARGEST_COLD_DIM 128 /* at 256 channels the sums of two products do not fit the registers */
+#define LEAST_WIDE_WAVES 4            /* fewer wide blocks leave more idle at the end than they gain */
+#define LARGEST_COLD_DIM 128          /* at 256 channels the sums of two products do not fit the registers */
 
 /* ------------------------------------------------------------------------------- what is taken */
 
@@ -322,7 +322,8 @@ static void lay_out_passes(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 
 static void lay_out(apa_cuda_job *job, bool all_hot, int64_t units, apa_cuda_arena *at, apa_cuda_arena *kept)
 {
-    const int64_t parts = (all_hot && job->splits == 1) || job->slots > 0 ? 0 : job->splits, rows = units * APA_CUDA_UNIT;
+    const int64_t parts = (all_hot && job->splits == 1) || job->slots > 0 ? 0 : job->splits,
+                  rows = units * APA_CUDA_UNIT;
     job->part_o = apa_cuda_take(at, parts * rows * job->D, sizeof(float));
     job->part_frame = apa_cuda_take(at, parts * rows, sizeof(float));
     job->part_sum = apa_cuda_take(at, parts * rows, sizeof(float));
@@ -345,9 +346,9 @@ static int64_t batch_units(const apa_cuda_job *job, bool all_hot)
 {
     const int64_t sums = (int64_t)(job->splits + (all_hot ? 0 : job->hot_splits)) * APA_CUDA_UNIT * (job->D + 2) * 4;
     const int64_t masses = all_hot ? 0 : (int64_t)job->tiles * APA_CUDA_UNIT_GROUPS * (16 * 4 + 1 + 1);
-    const int64_t queries = APA_CUDA_UNIT * (int64_t)(job->D + 8); /* of blocks that do both passes nothing else grows */
-    const int64_t heads = (int64_t)job->B * job->Hkv,
-                  least = BATCH_BYTES / (job->slots > 0 ? queries : sums + masses);
+    const int64_t queries =
+        APA_CUDA_UNIT * (int64_t)(job->D + 8); /* of blocks that do both passes nothing else grows */
+    const int64_t heads = (int64_t)job->B * job->Hkv, least = BATCH_BYTES / (job->slots > 0 ? queries : sums + masses);
     if (all_hot && job->splits == 1)
         return all_units(job);
     if (least < job->units)
@@ -492,8 +493,8 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
             job->chained = 0;
         }
         if (error == 0)
-            error = job->slots > 0 ? run_both(job, &maps, &early_maps, place)
-                                   : run_passes(job, &maps, &early_maps, place);
+            error =
+                job->slots > 0 ? run_both(job, &maps, &early_maps, place) : run_passes(job, &maps, &early_maps, place);
     }
     return error;
 }

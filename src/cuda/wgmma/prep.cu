@@ -328,7 +328,8 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
     cudaError_t error = cudaSuccess;
     if (job->slots > 0)
         error = cudaMemsetAsync(job->slot_taken, 0, sizeof *job->slot_taken * static_cast<size_t>(job->slots), stream);
-    if (error == cudaSuccess && !sums && job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
+    if (error == cudaSuccess && !sums &&
+        job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
         error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess && !job->smooth)
         error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
