@@ -104,7 +104,7 @@ static void check_ragged(const char *family, const char *engine, const char *met
 {
     const shape s = {1, 6, 2, 420, 2048, 128, 1, -1};
     const apa_recipe recipe = recipe_of(method, NULL, NULL);
-    const int step = strcmp(method, "exact") == 0 ? EXACT : COLD;
+    const bool exact = strcmp(method, "exact") == 0;
     apa_problem p = problem_of(&s);
     apa_cuda_options options;
     p.cu_seqlens_q = cu_q;
@@ -118,7 +118,7 @@ static void check_ragged(const char *family, const char *engine, const char *met
         const int64_t rows = cu_q[b + 1] - cu_q[b];
         if (rows == 0) /* nothing to launch */
             continue;
-        assert_true(next < at.sequences[step]);
+        assert_true(next < plan_sequences(exact));
         const apa_cuda_job *job = &at.job[next++];
         assert_int_equal(job->Sq, rows);
         assert_int_equal(job->Skv, cu_k[b + 1] - cu_k[b]);
@@ -127,7 +127,7 @@ static void check_ragged(const char *family, const char *engine, const char *met
         assert_ptr_equal(job->v.data, (char *)p.v.data + cu_k[b] * s.D * 2);
         assert_true(job->end_offset == job->Skv - job->Sq + 1);
     }
-    assert_int_equal(at.sequences[step], next);
+    assert_int_equal(plan_sequences(exact), next);
     assert_int_equal(at.gathers, 0);
 }
 
@@ -218,7 +218,7 @@ static void check_paged(const char *family, const char *engine, const char *meth
     options.family = family;
     run_call(&h200, &p, &recipe, &options, engine);
     assert_int_equal(at.gathers, 3);
-    assert_int_equal(at.sequences[strcmp(method, "exact") == 0 ? EXACT : COLD], 3);
+    assert_int_equal(plan_sequences(strcmp(method, "exact") == 0), 3);
     for (int b = 0; b < 3; b++) {
         const apa_cuda_pages *pages = &at.pages[b];
         const apa_cuda_job *job = &at.job[b];
@@ -246,10 +246,10 @@ static void test_paged(void **state)
 
 /* ------------------------------------------------------------------------------- kept keys */
 
-static void check_kept(const apa_recipe *recipe, const char *engine, int64_t keys, int mean, int32_t first_tile)
+static void check_kept(const shape *s, const apa_recipe *recipe, const char *engine, int64_t keys, int mean,
+                       int32_t first_tile)
 {
-    const shape s = {2, 6, 2, 300, 1500, 64, 1, -1};
-    const apa_problem p = problem_of(&s);
+    const apa_problem p = problem_of(s);
     apa_cuda_options options;
     apa_cuda_options_init(&options);
     options.family = engine + strlen("cuda:");
@@ -275,13 +275,18 @@ static void test_kept(void **state)
 {
     (void)state;
     const apa_recipe fine = recipe_of("apa", "qk_scale_granularity", "row"), apa = recipe_of("apa", NULL, NULL);
+    const shape few = {2, 6, 2, 300, 1500, 64, 1, -1},
+                many = {2, 99, 33, 300, 1500, 64, 1, -1}; /* 528 units: blocks of Hopper's do both passes */
     static const int64_t keys[] = {0, 63, 64, 1000, 1088, 1471, 1500};
     static const int32_t warp[] = {0, 0, 1, 15, 17, 22, 23}, wgmma[] = {0, 0, 0, 14, 16, 22, 22};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        check_kept(&fine, "cuda:warp", keys[i], 0, warp[i]);
-        check_kept(&apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
+        check_kept(&few, &fine, "cuda:warp", keys[i], 0, warp[i]);
+        check_kept(&few, &apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
+        assert_int_equal(at.both_launches, 0);
+        check_kept(&many, &apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
+        assert_int_equal(at.both_launches, 1);
     }
-    check_kept(&apa, "cuda:wgmma", 0, 1, 0);
+    check_kept(&few, &apa, "cuda:wgmma", 0, 1, 0);
 }
 
 static void test_kept_refusals(void **state)

@@ -34,7 +34,7 @@ if grep -h -E "wgmma.mma_async instructions are serialized" "$folder"/*.90a.log;
 fi
 
 # No register of such a product is touched before it is done.
-for name in cold exact fix hot; do
+for name in cold exact fix hot both_passes; do
     "$nvcc" -std=c++17 -O3 -I"$root/include" -I"$root/src" -arch=compute_90a -ptx -o "$folder/$name.90a.ptx" "$root/src/cuda/wgmma/$name.cu"
 done
 python3 "$root/tests/cuda/in_flight.py" "$folder"/*.90a.ptx

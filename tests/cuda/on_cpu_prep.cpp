@@ -35,6 +35,7 @@ struct shape {
     float size; /* of keys and values */
     int G = 2, smooth_q = 0, p_phase = 0, negate = 0;
     float spike = 0.0f; /* two queries of each head, of opposite signs, so large */
+    int slots = 0;      /* blocks do both passes: there are no candidates of units to clear, but slots */
 };
 
 /* A call: inputs, the job, and the buffers that it fills. */
@@ -46,6 +47,7 @@ template <int D> struct call {
     std::vector<double> q_sum;
     std::vector<float> mean, largest, q_scale, shift, q_range, q_mean, q_head_scale;
     std::vector<uint8_t> blob, poisoned, q_codes, all_hot, candidate, key_bias;
+    std::vector<uint32_t> slot_taken;
 
     explicit call(const shape &of) : s(of)
     {
@@ -181,7 +183,10 @@ template <int D> struct call {
         job.q_scale = q_scale.data();
         job.shift = shift.data();
         job.all_hot = all_hot.data();
-        job.candidate = candidate.data();
+        job.candidate = s.slots > 0 ? nullptr : candidate.data();
+        slot_taken.assign(static_cast<size_t>(s.slots) + 1, 5); /* and one that is not there */
+        job.slots = s.slots;
+        job.slot_taken = slot_taken.data();
     }
 };
 
@@ -411,20 +416,22 @@ template <int D> static void check(const shape &s)
             check_query_mean<D>(c, h * s.G + g);
         expect(std::fabs(c.largest[h] - square) <= 1e-5f * square, "largest norm", h, 0);
     }
+    for (int slot = 0; slot <= s.slots; slot++)
+        expect(c.slot_taken[static_cast<size_t>(slot)] == (slot < s.slots ? 0u : 5u), "slot", slot, 0);
     int early_units = 0;
     for (int unit = 0; unit < c.job.unit_count; unit++) {
         const bool early = apa_cuda_is_early(&c.job, unit % c.job.units * 128, 128) != 0;
         early_units += early;
         for (int i = 0; i < 8 * c.job.tiles; i++) /* candidates are cleared, but for units that nobody judges */
-            expect(c.candidate[static_cast<size_t>(unit) * 8 * c.job.tiles + i] == (early ? 5 : 0), "candidate", unit,
-                   i);
+            expect(c.candidate[static_cast<size_t>(unit) * 8 * c.job.tiles + i] == (early || s.slots > 0 ? 5 : 0),
+                   "candidate", unit, i);
         for (int group = 0; group < 8 && !early; group++)
             check_group<D>(c, unit, group);
     }
-    printf("prep D %d %s %d x %d, %d query heads each, stride %d, packing %s, smooth_q %d, p_phase %d, %d early units: "
-           "%lld of %lld wrong\n",
+    printf("prep D %d %s %d x %d, %d query heads each, stride %d, packing %s, smooth_q %d, p_phase %d, slots %d, "
+           "%d early units: %lld of %lld wrong\n",
            D, s.bf16 ? "bf16" : "f16", s.Sq, s.Skv, s.G, s.stride, s.packing_rows ? "rows" : "head", s.smooth_q,
-           s.p_phase, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
+           s.p_phase, s.slots, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
 /* Every finite 16-bit float as a double, without a conversion. */
@@ -453,5 +460,6 @@ int main()
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 2000.0f});
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 20000.0f});
     check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
+    check<64>({0, 330, 150, 1, 3, 0, 1.0f, 2, 1, 1, 0, 0.0f, 5}); /* for blocks that do both passes */
     return wrong == 0 ? 0 : 1;
 }

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, STEPS };
+enum { EXACT, KEYS, QUERIES, COLD, JUDGE, FIX, HOT, FINISH, RECHECK, BOTH, STEPS }; /* BOTH: passes in one kernel */
 enum { MOST_SPANS = 32, MOST_SEQUENCES = 8 };
 
 /* Addresses that nobody reads, the device's for whoever asks. */
@@ -42,7 +42,7 @@ typedef struct plan_call {
     shape shape;
     apa_cuda_job early; /* of the launch for rows that see few tiles */
     int64_t early_at;   /* units of pass 1 that had been launched before it */
-    int early_launches;
+    int early_launches, both_launches;
     int launches;
     span spans[MOST_SPANS];
     int count;
@@ -59,6 +59,9 @@ extern const apa_cuda_target h200, rtx_4090;
 
 /* f16 tensors at made-up addresses. */
 apa_problem problem_of(const shape *s);
+
+/* Sequences so far: of the exact kernel, or of pass 1, by blocks that do both passes or not. */
+int64_t plan_sequences(bool exact);
 
 /* Families, sequences that differ, kept keys. Returns the number of tests that failed. */
 int apa_test_calls(void);
