@@ -116,8 +116,8 @@ __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 
 #endif
 
-/* query_mean.cu, pairs.cu, bias.cu */
-extern "C" int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream);
+/* means.cu, pairs.cu, bias.cu */
+extern "C" int apa_wgmma_launch_means(const apa_cuda_job *job, cudaStream_t stream);
 extern "C" int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
 extern "C" int apa_wgmma_launch_bias(const apa_cuda_job *job, int chained, cudaStream_t stream);
 
