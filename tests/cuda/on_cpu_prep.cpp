@@ -427,6 +427,25 @@ template <int D> static void check(const shape &s)
            s.p_phase, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
+/* Pairs before `first_tile` are there already, and get the same biases as with new ones. */
+template <int D> static void check_kept(const shape &s, int first_tile)
+{
+    call<D> c(s);
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    const call<D> before = c;
+    std::fill(c.key_bias.begin(), c.key_bias.end(), uint8_t{0x7f});
+    c.job.first_tile = first_tile;
+    c.job.mean_given = 1;
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    for (size_t i = 0; i < c.key_bias.size(); i++)
+        expect(c.key_bias[i] == before.key_bias[i], "bias of kept keys", first_tile, static_cast<int64_t>(i));
+    expect(c.blob == before.blob && c.poisoned == before.poisoned && c.mean == before.mean &&
+               c.largest == before.largest && c.q_mean == before.q_mean && c.q_head_scale == before.q_head_scale,
+           "kept keys", first_tile, 0);
+    printf("kept D %d, %d of %d tiles: %lld of %lld wrong\n", D, first_tile, c.job.tiles, static_cast<long long>(wrong),
+           static_cast<long long>(checked));
+}
+
 /* So many queries that a block sums up more than one round of them. */
 template <int D> static void check_many_queries(const shape &s)
 {
@@ -459,11 +478,14 @@ int main()
     check<128>({0, 330, 150, 1, 0, 0, 1.0f, 3, 1, 1, 1});
     check<64>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
     check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 1, 1, 0});  /* as many query heads as biases have room for */
+    check<128>({1, 200, 20, 2, 0, 0, 1.0f, 7, 1, 0, 1});
     check<128>({1, 390, 40, 0, 0, 0, 30.0f, 2, 1, 1, 0}); /* scores beyond the format, and no mean of K */
     /* one query's size sets the scale of its head */
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 2000.0f});
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 20000.0f});
     check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
+    check_kept<128>({0, 460, 20, 1, 0, 0, 1.0f, 5, 1, 1, 0}, 4);
+    check_kept<64>({1, 1400, 20, 1, 0, 0, 1.0f, 3, 1, 1, 1}, 22); /* all of them; two blocks' pairs */
     check_many_queries<128>({1, 100, 8300, 1, 0, 0, 1.0f, 1, 1, 1, 1});
     check_many_queries<64>({0, 100, 33000, 1, 0, 0, 1.0f, 1, 1, 1, 0});
     return wrong == 0 ? 0 : 1;

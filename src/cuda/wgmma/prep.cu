@@ -58,13 +58,6 @@ __device__ __forceinline__ void load_turns(uint4 (&raw)[QueryTurns<D>::TURNS], c
     }
 }
 
-/* One step of a sum over lanes of several values at once: a goes on in the lanes without bit m, b in those with it. */
-template <typename T> __device__ __forceinline__ T fold(T a, T b, int m)
-{
-    const bool upper = (threadIdx.x & m) != 0;
-    return (upper ? b : a) + __shfl_xor_sync(0xffffffffu, upper ? a : b, m);
-}
-
 /* What q·mean is taken with, so that products with small_double() are far from the ends of double. */
 constexpr double LARGE = 0x1p800;
 
