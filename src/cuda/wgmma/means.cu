@@ -17,7 +17,7 @@ constexpr int SUM_THREADS = 256, STRIPES = 8;
 constexpr int MOST_PARTS = 64;      /* of a query head: beyond, blocks take more queries each */
 constexpr float MOST_MEAN = 253.0f; /* of its length over the scale */
 
-/* A thread has eight channels of every ROWS-th row, and AHEAD rows on their way while it adds one up. */
+/* A thread has eight channels of every ROWS-th row, and AHEAD rows on their way at once, a round of the block's. */
 template <int D> struct Sum {
     static constexpr int LANES = D / 8, ROWS = SUM_THREADS / LANES, AHEAD = 8, ROUND = ROWS * AHEAD;
     static constexpr int KEYS = SUM_TILES * APA_CUDA_TILE;
@@ -83,39 +83,42 @@ __device__ __forceinline__ uint4 row_or_zeros(const uint16_t *from, bool there)
 template <int D, bool BF16> __device__ __forceinline__ void sum_keys(const apa_cuda_job &job, int number)
 {
     using S = Sum<D>;
-    constexpr int TURNS = S::KEYS / S::ROWS;
     __shared__ float sums[S::ROWS][D];
     __shared__ int counts[S::ROWS];
     const int parts = sum_parts(job.tiles, job.smooth_stride), head = number / parts, part = number % parts;
     if (threadIdx.x == 0 && part == 0)
         job.k_scale_max[head] = 0.0f; /* the pair kernel raises it */
     const int lane = threadIdx.x % S::LANES, r = threadIdx.x / S::LANES;
-    const uint16_t *keys = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, 0) + lane * 8;
-    const auto key_of = [&](int turn) {
-        const int at = r + turn * S::ROWS;
-        return (static_cast<int64_t>(part) * SUM_TILES + at / APA_CUDA_TILE) * job.smooth_stride * APA_CUDA_TILE +
-               at % APA_CUDA_TILE;
-    };
-    uint4 raw[S::AHEAD];
-#pragma unroll
-    for (int turn = 0; turn < S::AHEAD; turn++)
-        raw[turn] = row_or_zeros(keys + key_of(turn) * job.k.stride[2], key_of(turn) < job.Skv);
+    /* a round's rows lie in ROUND_TILES tiles of the sample, each of which is TILE_TURNS turns */
+    constexpr int TILE_TURNS = APA_CUDA_TILE / S::ROWS, ROUND_TILES = S::AHEAD / TILE_TURNS;
+    const int tile_keys = job.smooth_stride * APA_CUDA_TILE;
+    const int64_t first = static_cast<int64_t>(part) * SUM_TILES * tile_keys + r;
+    const int64_t step = S::ROWS * job.k.stride[2], tile_step = tile_keys * job.k.stride[2];
+    const uint16_t *from = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, first) + lane * 8;
+    int left = static_cast<int>(job.Skv - first); /* keys from the thread's own at the beginning of a round on */
     float sum[8] = {};
     int count = 0;
+#pragma unroll 1
+    for (int round = 0; round < S::KEYS; round += S::ROUND) {
+        uint4 raw[S::AHEAD];
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        const uint4 now = raw[turn % S::AHEAD];
-        if (turn + S::AHEAD < TURNS)
-            raw[turn % S::AHEAD] =
-                row_or_zeros(keys + key_of(turn + S::AHEAD) * job.k.stride[2], key_of(turn + S::AHEAD) < job.Skv);
-        if (!row_finite<S::LANES>(are_finite<BF16>(magnitudes(now))) || key_of(turn) >= job.Skv)
-            continue;
-        float value[8];
-        widen_8<BF16>(now, value);
-        count++;
+        for (int turn = 0; turn < S::AHEAD; turn++)
+            raw[turn] = row_or_zeros(from + turn / TILE_TURNS * tile_step + turn % TILE_TURNS * step,
+                                     turn / TILE_TURNS * tile_keys + turn % TILE_TURNS * S::ROWS < left);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            sum[i] += value[i];
+        for (int turn = 0; turn < S::AHEAD; turn++) {
+            const bool there = turn / TILE_TURNS * tile_keys + turn % TILE_TURNS * S::ROWS < left;
+            if (!row_finite<S::LANES>(are_finite<BF16>(magnitudes(raw[turn]))) || !there)
+                continue;
+            float value[8];
+            widen_8<BF16>(raw[turn], value);
+            count++;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum[i] += value[i];
+        }
+        from += ROUND_TILES * tile_step;
+        left -= ROUND_TILES * tile_keys;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
