@@ -120,7 +120,7 @@ typedef struct apa_cuda_job {
     float *q_range;             /* [B·Hq][blocks of 128 positions][2][D]: the smallest and the largest */
     float *q_mean;              /* [B·Hq][D] */
     float *q_head_scale;        /* [B·Hq]: of all queries of a head */
-    uint8_t *key_bias; /* [B·Hkv][pairs][4096]: q_mean·(key - k_mean), in units of the codes' products (bias.cu) */
+    uint8_t *key_bias; /* [B·Hkv][pairs][4096]: q_mean·(key - k_mean), in units of the codes' products (bias.cuh) */
     /* Both passes in one kernel (both_passes.cu): a block works on a unit to its end, in one of `slots` slots; 0:
      * passes are kernels of their own. Blocks that are under way at the same time have different slots. Then mass
      * [slot][8][pairs][32], hot_tile [slot][2][tiles], and no buffer of lists, parts or candidates. */

@@ -18,7 +18,6 @@ from in_flight import instructions, kernels
 FREE, HEAD, FIRST_READS = ("wgmma_exact_kernel",), ("wgmma_sum_kernel",), (
     "wgmma_pair_kernel",
     "wgmma_query_kernel",
-    "wgmma_query_sum_kernel",
 )
 WRITES = re.compile(r"\b(st\.global|st\.volatile|red\.|atom\.global|atom\.relaxed|st\.v\d|st\.(b|u|f)\d+)")
 COPIES = re.compile(r"\bcp\.async")

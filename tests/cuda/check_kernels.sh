@@ -40,7 +40,7 @@ done
 python3 "$root/tests/cuda/in_flight.py" "$folder"/*.90a.ptx
 
 # Kernels that may start before the one before them has ended wait for it before they touch anything of it.
-for source in wgmma/prep wgmma/query_mean wgmma/pairs wgmma/bias warp_mma/judge warp_mma/finish; do
+for source in wgmma/prep wgmma/means wgmma/pairs wgmma/bias warp_mma/judge warp_mma/finish; do
     "$nvcc" -std=c++17 -O3 -I"$root/include" -I"$root/src" -arch=compute_90a -ptx -o "$folder/${source#*/}.chain.ptx" \
         "$root/src/cuda/$source.cu"
 done

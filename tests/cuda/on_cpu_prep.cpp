@@ -18,8 +18,8 @@ static float2 unpack_e4m3(uint32_t codes)
 #define launch launch_bias
 #include "cuda/wgmma/bias.cu"
 #undef launch
-#define launch launch_query_mean
-#include "cuda/wgmma/query_mean.cu"
+#define launch launch_means
+#include "cuda/wgmma/means.cu"
 #undef launch
 #define launch launch_pairs
 #include "cuda/wgmma/pairs.cu"
@@ -434,6 +434,36 @@ template <int D> static void check(const shape &s)
            s.p_phase, s.slots, early_units, static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
+/* Pairs before `first_tile` are there already, and get the same biases as with new ones. */
+template <int D> static void check_kept(const shape &s, int first_tile)
+{
+    call<D> c(s);
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    const call<D> before = c;
+    std::fill(c.key_bias.begin(), c.key_bias.end(), uint8_t{0x7f});
+    c.job.first_tile = first_tile;
+    c.job.mean_given = 1;
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    for (size_t i = 0; i < c.key_bias.size(); i++)
+        expect(c.key_bias[i] == before.key_bias[i], "bias of kept keys", first_tile, static_cast<int64_t>(i));
+    expect(c.blob == before.blob && c.poisoned == before.poisoned && c.mean == before.mean &&
+               c.largest == before.largest && c.q_mean == before.q_mean && c.q_head_scale == before.q_head_scale,
+           "kept keys", first_tile, 0);
+    printf("kept D %d, %d of %d tiles: %lld of %lld wrong\n", D, first_tile, c.job.tiles, static_cast<long long>(wrong),
+           static_cast<long long>(checked));
+}
+
+/* So many queries that a block sums up more than one round of them. */
+template <int D> static void check_many_queries(const shape &s)
+{
+    call<D> c(s);
+    apa_wgmma_launch_prep_keys(&c.job, nullptr);
+    for (int hq = 0; hq < c.job.Hq; hq++)
+        check_query_mean<D>(c, hq);
+    printf("means D %d of %d queries: %lld of %lld wrong\n", D, s.Sq, static_cast<long long>(wrong),
+           static_cast<long long>(checked));
+}
+
 /* Every finite 16-bit float as a double, without a conversion. */
 static void check_small_double()
 {
@@ -455,11 +485,16 @@ int main()
     check<128>({0, 330, 150, 1, 0, 0, 1.0f, 3, 1, 1, 1});
     check<64>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
     check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 1, 1, 0});  /* as many query heads as biases have room for */
+    check<128>({1, 200, 20, 2, 0, 0, 1.0f, 7, 1, 0, 1});
     check<128>({1, 390, 40, 0, 0, 0, 30.0f, 2, 1, 1, 0}); /* scores beyond the format, and no mean of K */
     /* one query's size sets the scale of its head */
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 2000.0f});
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 20000.0f});
     check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
     check<64>({0, 330, 150, 1, 3, 0, 1.0f, 2, 1, 1, 0, 0.0f, 5}); /* for blocks that do both passes */
+    check_kept<128>({0, 460, 20, 1, 0, 0, 1.0f, 5, 1, 1, 0}, 4);
+    check_kept<64>({1, 1400, 20, 1, 0, 0, 1.0f, 3, 1, 1, 1}, 22); /* all of them; two blocks' pairs */
+    check_many_queries<128>({1, 100, 8300, 1, 0, 0, 1.0f, 1, 1, 1, 1});
+    check_many_queries<64>({0, 100, 33000, 1, 0, 0, 1.0f, 1, 1, 1, 0});
     return wrong == 0 ? 0 : 1;
 }

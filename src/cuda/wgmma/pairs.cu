@@ -4,13 +4,12 @@
  * Two passes over them, for scales and for codes; then the codes take the place of the values, in the order of the
  * blob, and one bulk copy writes it: whole sectors, no address in any thread. Every scale is the smallest power of two
  * that keeps the largest value in range, so that multiplying by its inverse is exact and a code is the rounding of one
- * FP32 number: k - mean, or v. Rows that are not finite count as zeros and mark their tile. */
-#include "cuda/wgmma/prep.cuh"
+ * FP32 number: k - mean, or v. Rows that are not finite count as zeros and mark their tile. With BIAS the keys' biases
+ * are made, too (bias.cuh), while the keys are at hand. */
+#include "cuda/wgmma/bias.cuh"
 
-template <int D> struct PairShape {
-    static constexpr int THREADS = 4 * D;
-    static constexpr int LANES = D / 8; /* of a key, eight channels each */
-    static constexpr int ROWS = THREADS / LANES, TURNS = PAIR_KEYS / ROWS;
+template <int D> struct PairShape : PairTurns<D> {
+    using PairTurns<D>::THREADS;
     static constexpr int PIECES = PAIR_KEYS / 16; /* places of V that a thread writes at once, two channels of them */
     static_assert(D / 2 * PIECES == THREADS, "a thread two channels and 16 places");
     static_assert(PAIR_KEYS * D * 2 == Pair<D>::META, "values take the place of all codes");
@@ -90,7 +89,7 @@ __device__ __forceinline__ uint2 key_codes(const uint4 &raw, float inverse, cons
 
 #endif
 
-template <int D, bool BF16>
+template <int D, bool BF16, bool BIAS>
 static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     wgmma_pair_kernel(const __grid_constant__ apa_cuda_job job)
 {
@@ -99,6 +98,7 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     chain_go();
     __shared__ __align__(128) uint8_t blob[Pair<D>::BYTES]; /* first the values */
     __shared__ PairFacts facts;
+    __shared__ __align__(128) BiasShared<D> shared; /* with BIAS */
     const int first_pair = job.first_tile / 2, pairs = (job.tiles + 1) / 2 - first_pair;
     const int head = blockIdx.x / pairs, number = first_pair + blockIdx.x % pairs;
     const int lane = threadIdx.x % S::LANES, r = threadIdx.x / S::LANES, b = head / job.Hkv, h = head % job.Hkv;
@@ -123,9 +123,13 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     copy_async_commit();
     if (threadIdx.x == 0)
         facts = {0, 0, 0, {0, 0}};
+    if (BIAS)
+        clear_digits<D>(shared);
     chain_wait();
     float mean[8];
     load_mean_8(mean, job.k_mean + head * D + lane * 8);
+    if (BIAS)
+        share_means<D, BF16>(shared, job, head, mean);
     copy_async_wait<0>();
     __syncthreads();
     float k_amax = 0.0f, square[S::TURNS];
@@ -159,9 +163,12 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     raise(&facts.k_square, __float_as_int(sum_rows<S::LANES>(square)));
     raise(&facts.v_amax, static_cast<int>(max(v_most & 0xffff, v_most >> 16)));
     __syncthreads();
-    const float k_scale = power_of_two(__int_as_float(facts.k_amax) * (1.0f / QK_LARGEST)),
-                v_scale = power_of_two(widen<BF16>(static_cast<uint16_t>(facts.v_amax)) * (1.0f / V_LARGEST)),
-                inverse = 1.0f / k_scale;
+    const float k_scale = power_of_two(__int_as_float(facts.k_amax) * (1.0f / QK_LARGEST)), inverse = 1.0f / k_scale;
+    if (BIAS) {
+        write_digits<D, BF16>(shared, k, job.G, inverse);
+        load_mean_8(mean, shared.k_mean + lane * 8); /* from here, so that no register holds it meanwhile */
+    }
+    const float v_scale = power_of_two(widen<BF16>(static_cast<uint16_t>(facts.v_amax)) * (1.0f / V_LARGEST));
     uint2 k_code[S::TURNS];
     uint4 v_code[2];
 #pragma unroll
@@ -194,6 +201,9 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     if (threadIdx.x == 0) {
         const int64_t place = static_cast<int64_t>(head) * ((job.room + 1) / 2) + number;
         copy_bulk_out(job.blob + place * Pair<D>::BYTES, shared_address(blob), Pair<D>::BYTES);
+        if (BIAS)
+            copy_bulk_out(job.key_bias + (static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number) * BIAS_BYTES,
+                          shared_address(shared.digits), BIAS_BYTES);
         atomicMax(reinterpret_cast<int *>(job.k_scale_max) + head, facts.k_square);
     }
     if (threadIdx.x < 2 && 2 * number + static_cast<int>(threadIdx.x) < job.tiles)
@@ -209,8 +219,8 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chain
     const int64_t pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
     if (pairs <= 0)
         return cudaSuccess;
-    return launch_chained(chained, wgmma_pair_kernel<D, BF16>, job->B * job->Hkv * pairs, PairShape<D>::THREADS, 0,
-                          stream, *job);
+    return launch_chained(chained, job->smooth_q ? wgmma_pair_kernel<D, BF16, true> : wgmma_pair_kernel<D, BF16, false>,
+                          job->B * job->Hkv * pairs, PairShape<D>::THREADS, 0, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream)

@@ -1,102 +1,11 @@
-/* Prep on Hopper: the mean of K, and queries in E4M3 (order in tile_e4m3.cuh); pairs of tiles are made in pairs.cu.
+/* Prep on Hopper: queries in E4M3 (order in tile_e4m3.cuh), and the launches of prep. Means are made in means.cu, pairs
+ * of tiles in pairs.cu.
  *
  * A query's scale is the smallest power of two that keeps its largest value in range. */
 #include "cuda/wgmma/prep.cuh"
 
-constexpr int SUM_TILES = 4; /* tiles whose keys one block adds up */
-constexpr int PREP_THREADS = 256;
-constexpr int MEAN_STRIPES = 8;
 constexpr int QUERY_THREADS = 32 * APA_CUDA_UNIT_GROUPS;
 constexpr float LOST_LIMIT = 1.0f / 12.0f; /* octaves; beyond, an outlier among a head's queries is to blame */
-
-/* Blocks that add up the keys of a head: every smooth_stride-th tile. */
-static __host__ __device__ __forceinline__ int sum_parts(int tiles, int stride)
-{
-    return ((tiles + stride - 1) / stride + SUM_TILES - 1) / SUM_TILES;
-}
-
-/* Sums over the finite keys of SUM_TILES tiles: float over a thread's few keys, then double. Element D counts them. */
-template <int D, bool BF16>
-static __global__ void __launch_bounds__(PREP_THREADS) wgmma_sum_kernel(const __grid_constant__ apa_cuda_job job)
-{
-#ifdef APA_CUDA_BULK
-    constexpr int LANES = D / 8, ROWS = PREP_THREADS / LANES, KEYS = SUM_TILES * APA_CUDA_TILE;
-    __shared__ float sums[ROWS][D];
-    __shared__ int counts[ROWS];
-    chain_go();
-    const int parts = sum_parts(job.tiles, job.smooth_stride);
-    const int head = blockIdx.x / parts, part = blockIdx.x % parts;
-    if (threadIdx.x == 0 && part == 0)
-        job.k_scale_max[head] = 0.0f; /* the pair kernel raises it */
-    const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
-    const uint16_t *keys = row_pointer<uint16_t>(job.k, head / job.Hkv, head % job.Hkv, 0) + lane * 8;
-    float sum[8] = {};
-    int count = 0;
-#pragma unroll 8
-    for (int at = r; at < KEYS; at += ROWS) {
-        const int64_t tile = (static_cast<int64_t>(part) * SUM_TILES + at / APA_CUDA_TILE) * job.smooth_stride,
-                      key = tile * APA_CUDA_TILE + at % APA_CUDA_TILE;
-        const bool there = key < job.Skv;
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (there)
-            x = *reinterpret_cast<const uint4 *>(keys + key * job.k.stride[2]);
-        if (!row_finite<LANES>(are_finite<BF16>(magnitudes(x))) || !there)
-            continue;
-        float value[8];
-        widen_8<BF16>(x, value);
-        count++;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            sum[i] += value[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        sums[r][lane * 8 + i] = sum[i];
-    if (lane == 0)
-        counts[r] = count;
-    __syncthreads();
-    double *to = job.tile_sum + static_cast<int64_t>(blockIdx.x) * (D + 1);
-    for (int d = threadIdx.x; d <= D; d += PREP_THREADS) {
-        double total = 0.0;
-        for (int i = 0; i < ROWS; i++)
-            total += d == D ? static_cast<double>(counts[i]) : static_cast<double>(sums[i][d]);
-        to[d] = total;
-    }
-#endif
-}
-
-/* The parts' sums → the mean; a block a head, MEAN_STRIPES threads a channel. */
-template <int D>
-static __global__ void __launch_bounds__(D *MEAN_STRIPES) wgmma_mean_kernel(const __grid_constant__ apa_cuda_job job)
-{
-#ifdef APA_CUDA_BULK
-    chain_go();
-    __shared__ double sums[MEAN_STRIPES][D], counts[MEAN_STRIPES];
-    const int parts = sum_parts(job.tiles, job.smooth_stride), head = blockIdx.x;
-    const int d = threadIdx.x % D, stripe = threadIdx.x / D;
-    const double *from = job.tile_sum + static_cast<int64_t>(head) * parts * (D + 1);
-    double sum = 0.0, count = 0.0;
-    chain_wait();
-#pragma unroll 8
-    for (int part = stripe; part < parts; part += MEAN_STRIPES) {
-        sum += from[static_cast<int64_t>(part) * (D + 1) + d];
-        if (d == 0)
-            count += from[static_cast<int64_t>(part) * (D + 1) + D];
-    }
-    sums[stripe][d] = sum;
-    if (d == 0)
-        counts[stripe] = count;
-    __syncthreads();
-    if (stripe != 0)
-        return;
-    double keys = counts[0];
-    for (int i = 1; i < MEAN_STRIPES; i++) {
-        sum += sums[i][d];
-        keys += counts[i];
-    }
-    job.k_mean[head * D + d] = keys > 0.0 ? static_cast<float>(sum / keys) : 0.0f;
-#endif
-}
 
 #ifdef APA_CUDA_BULK
 
@@ -147,13 +56,6 @@ __device__ __forceinline__ void load_turns(uint4 (&raw)[QueryTurns<D>::TURNS], c
         if (further < left)
             raw[turn] = *reinterpret_cast<const uint4 *>(from + further * job.q.stride[2]);
     }
-}
-
-/* One step of a sum over lanes of several values at once: a goes on in the lanes without bit m, b in those with it. */
-template <typename T> __device__ __forceinline__ T fold(T a, T b, int m)
-{
-    const bool upper = (threadIdx.x & m) != 0;
-    return (upper ? b : a) + __shfl_xor_sync(0xffffffffu, upper ? a : b, m);
 }
 
 /* What q·mean is taken with, so that products with small_double() are far from the ends of double. */
@@ -321,7 +223,7 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
 #endif
 }
 
-template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
+static int launch_keys(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int64_t heads = static_cast<int64_t>(job->B) * job->Hkv;
     const bool sums = job->smooth && !job->mean_given;
@@ -332,14 +234,9 @@ template <int D, bool BF16> static int launch_keys(const apa_cuda_job *job, cuda
         job->first_tile == 0) /* else it holds the maximum of the pairs that are there */
         error = cudaMemsetAsync(job->k_scale_max, 0, sizeof(float) * static_cast<size_t>(heads), stream);
     if (error == cudaSuccess && !job->smooth)
-        error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads) * D, stream);
-    if (error == cudaSuccess && sums)
-        error = launch_chained(0, wgmma_sum_kernel<D, BF16>, heads * apa_wgmma_sum_parts(job), PREP_THREADS, 0, stream,
-                               *job);
-    if (error == cudaSuccess && sums)
-        error = launch_chained(1, wgmma_mean_kernel<D>, heads, D * MEAN_STRIPES, 0, stream, *job);
-    if (error == cudaSuccess && job->smooth_q)
-        error = static_cast<cudaError_t>(apa_wgmma_launch_query_mean(job, sums, stream));
+        error = cudaMemsetAsync(job->k_mean, 0, sizeof(float) * static_cast<size_t>(heads * job->D), stream);
+    if (error == cudaSuccess)
+        error = static_cast<cudaError_t>(apa_wgmma_launch_means(job, stream));
     if (error == cudaSuccess)
         error = static_cast<cudaError_t>(apa_wgmma_launch_pairs(job, sums || job->smooth_q, stream));
     return error != cudaSuccess || !job->smooth_q ? error : apa_wgmma_launch_bias(job, 1, stream);
@@ -350,17 +247,9 @@ template <int D, bool BF16> static int launch_queries(const apa_cuda_job *job, c
     return launch_chained(job->chained, wgmma_query_kernel<D, BF16>, job->unit_count, QUERY_THREADS, 0, stream, *job);
 }
 
-extern "C" int64_t apa_wgmma_sum_parts(const apa_cuda_job *job)
-{
-    return sum_parts(job->tiles, job->smooth_stride);
-}
-
 extern "C" int apa_wgmma_launch_prep_keys(const apa_cuda_job *job, void *stream_pointer)
 {
-    const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
-    if (job->D == 64)
-        return job->bf16 ? launch_keys<64, true>(job, stream) : launch_keys<64, false>(job, stream);
-    return job->bf16 ? launch_keys<128, true>(job, stream) : launch_keys<128, false>(job, stream);
+    return launch_keys(job, static_cast<cudaStream_t>(stream_pointer));
 }
 
 extern "C" int apa_wgmma_launch_prep_queries(const apa_cuda_job *job, void *stream_pointer)

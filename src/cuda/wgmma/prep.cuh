@@ -60,6 +60,14 @@ template <int LANES> __device__ __forceinline__ bool row_finite(bool own)
     return (__ballot_sync(0xffffffffu, own) >> (threadIdx.x & 31 & ~(LANES - 1)) & mask) == mask;
 }
 
+/* One step of a sum over lanes of several values at once, with the lane m away: a goes on in the lanes without m's
+ * lowest bit, b in those with it. */
+template <typename T> __device__ __forceinline__ T fold(T a, T b, int m)
+{
+    const bool upper = (threadIdx.x & m & -m) != 0;
+    return (upper ? b : a) + __shfl_xor_sync(0xffffffffu, upper ? a : b, m);
+}
+
 /* Smallest power of two that is >= x; 1 for 0. */
 __device__ __forceinline__ float power_of_two(float x)
 {
@@ -90,12 +98,16 @@ struct ScoreUnit {
     double change; /* of q */
 };
 
+__device__ __forceinline__ float unit_of_score(const apa_cuda_job &job)
+{
+    const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
+    return __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / c_exponent))) * c_exponent;
+}
+
 __device__ __forceinline__ ScoreUnit score_unit(const apa_cuda_job &job)
 {
     ScoreUnit to;
-    const float c_exponent = power_of_two(job.c); /* so that FP16 holds what is left, between 4 and 8 */
-    const float c_rounded = __half2float(__float2half_rn(CODES_PER_OCTAVE * (job.c / c_exponent)));
-    to.unit = c_rounded * c_exponent;
+    to.unit = unit_of_score(job);
     to.change = CODES_PER_OCTAVE * job.c_exact / static_cast<double>(to.unit);
     return to;
 }
@@ -116,8 +128,8 @@ __device__ __forceinline__ void load_mean_8(float (&mean)[8], const float *from)
 
 #endif
 
-/* query_mean.cu, pairs.cu, bias.cu */
-extern "C" int apa_wgmma_launch_query_mean(const apa_cuda_job *job, int chained, cudaStream_t stream);
+/* means.cu, pairs.cu, bias.cu */
+extern "C" int apa_wgmma_launch_means(const apa_cuda_job *job, cudaStream_t stream);
 extern "C" int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream);
 extern "C" int apa_wgmma_launch_bias(const apa_cuda_job *job, int chained, cudaStream_t stream);
 

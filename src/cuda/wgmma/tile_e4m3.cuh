@@ -37,8 +37,8 @@ constexpr float APART = 512.0f;                 /* of two sums: 9 octaves */
 constexpr float PAIR_SLACK = 40.0f;    /* a row's frame moves for a pair that is this much above it; sums are FP32 */
 constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
 
-/* Biases of a pair's keys (bias.cu), as one more step of the scores' products: 32 bytes a key, in E4M3, BIAS_DIGITS for
- * each of at most BIAS_HEADS query heads, rows in the 32-byte swizzle. A warp's rows are of one query head: their
+/* Biases of a pair's keys (bias.cuh), as one more step of the scores' products: 32 bytes a key, in E4M3, BIAS_DIGITS
+ * for each of at most BIAS_HEADS query heads, rows in the 32-byte swizzle. A warp's rows are of one query head: their
  * operand has the digits' weights at its place and zeros elsewhere. */
 constexpr int BIAS_HEADS = 8, BIAS_DIGITS = 3, BIAS_ROW = 32, BIAS_BYTES = PAIR_KEYS * BIAS_ROW;
 
