@@ -20,7 +20,7 @@ if(APA_NCCL)
   set(apa_nccl_object ${CMAKE_BINARY_DIR}/cuda/merge.o)
   add_custom_command(OUTPUT ${apa_nccl_object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
-    COMMAND ${APA_NVCC} ${apa_cuda_flags} -c ${PROJECT_SOURCE_DIR}/src/dist/nccl/merge.cu -o ${apa_nccl_object}
+    COMMAND ${APA_NVCC} ${apa_cuda_flags} ${apa_cuda_archs_cuda} -c ${PROJECT_SOURCE_DIR}/src/dist/nccl/merge.cu -o ${apa_nccl_object}
     DEPENDS src/dist/nccl/merge.cu src/dist/nccl/merge.h include/apa/tensor.h COMMENT "nvcc merge.cu" VERBATIM)
   set_source_files_properties(${apa_nccl_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   add_library(apa_dist_nccl STATIC src/dist/nccl/nccl.c ${apa_nccl_object})

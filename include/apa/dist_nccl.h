@@ -42,8 +42,9 @@ APA_EXPORT apa_status apa_dist_nccl_workspace_bytes(apa_context *context, const 
 /* Collective: puts the call on the stream and returns. problem: as for apa_cuda_attention(), but k and v are this
  * rank's keys, and q_offset is the position of query 0 among all keys (default Skv - Sq, Skv of the options). q must be
  * the same on every rank; so must recipe, masks and shapes: what differs is not noticed here. The recipe is resolved
- * for all Skv keys. out and lse are complete on every rank. Deterministic for a number of ranks and a cut of the keys.
- * Errors: INVALID_ARGUMENT, UNSUPPORTED (nothing was put on the stream), INTERNAL (CUDA or NCCL; text in the context).
+ * for all Skv keys, on each rank for its device: the same on devices of one kind. out and lse are complete on every
+ * rank. Deterministic for a number of ranks and a cut of the keys. Errors: INVALID_ARGUMENT, UNSUPPORTED (nothing was
+ * put on the stream), INTERNAL (CUDA or NCCL; text in the context).
  */
 APA_EXPORT apa_status apa_dist_nccl_attention(apa_context *context, const apa_problem *problem,
                                               const apa_recipe *recipe, const apa_dist_nccl_options *options);

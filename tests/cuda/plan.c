@@ -542,7 +542,7 @@ static void test_random_shapes(void **state)
 }
 
 /* A long causal call: rows of at most 1.5/ε tiles, ε = .22/√512, so 154 of them and 9856 positions of each of 24 heads;
- * at D 64 of 2/ε, 205.7. */
+ * at D 64 of 4/ε, 411. */
 static void test_rows_of_few_tiles(void **state)
 {
     (void)state;
@@ -551,7 +551,7 @@ static void test_rows_of_few_tiles(void **state)
         int64_t units;
     } causal[] = {
         {{1, 24, 8, 32768, 32768, 128, 1, -1}, 24 * 9856 / 128},
-        {{1, 24, 8, 32768, 32768, 64, 1, -1}, 24 * (205 * 64 / 128)}, /* and half a unit */
+        {{1, 24, 8, 32768, 32768, 64, 1, -1}, 24 * (411 * 64 / 128)}, /* and half a unit */
         {{1, 24, 8, 2048, 32768, 128, 1, -1}, 0},
     };
     for (size_t i = 0; i < sizeof causal / sizeof *causal; i++) {
@@ -560,8 +560,9 @@ static void test_rows_of_few_tiles(void **state)
         if (causal[i].units > 0)
             assert_int_equal(apa_cuda_early_items(&at.early), causal[i].units);
     }
-    /* 46 tiles are fewer than 1.5/ε = 46.2, 47 are more than 46.7; at D 64 82 are fewer than 82.3, 83 more than 82.8 */
-    static const shape whole[] = {{1, 24, 8, 2048, 46 * 64, 128, 0, -1}, {1, 24, 8, 2048, 82 * 64, 64, 0, -1}};
+    /* 46 tiles are fewer than 1.5/ε = 46.2, 47 are more than 46.7; at D 64 330 are fewer than 4/ε = 330.3, 331 more
+     * than 330.8 */
+    static const shape whole[] = {{1, 24, 8, 2048, 46 * 64, 128, 0, -1}, {1, 24, 8, 2048, 330 * 64, 64, 0, -1}};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
         shape longer = whole[i];
         longer.Skv += 64;

@@ -443,7 +443,8 @@ static void run_case(apa_context *context, const test_case *c)
         } else {
             check(error.rel_l2 <= c->tolerance, "relative L2");
             check(error.rel_l2_max <= (c->tolerance == NVFP4 ? NVFP4_WORST : 20 * c->tolerance), "worst pair");
-            check(error.lse_max_abs <= 2e-3, "LSE");
+            /* cuda:warp sums P as it is multiplied: in BF16 half a step is 2^-8 */
+            check(error.lse_max_abs <= (c->bf16 ? 4e-3 : 2e-3), "LSE");
         }
         check(wrong == 0, "verdicts away from the threshold");
         check(statistics.visible == reference.visible, "visible pairs");

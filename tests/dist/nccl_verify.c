@@ -360,15 +360,17 @@ int main(int argc, char **argv)
     make_table();
     if (argc > 1 && strcmp(argv[1], "--time") == 0)
         return time_it(ranks);
-    static const shape shapes[] = {{1, 6, 2, 77, 3001, 128, 1},
-                                   {2, 4, 4, 33, 900, 64, 0},
-                                   {1, 3, 1, 1, 5000, 128, 1},
-                                   {1, 8, 2, 300, 300, 256, 1}};
+    static const shape shapes[] = {
+        {1, 6, 2, 77, 3001, 128, 1},
+        {2, 4, 4, 33, 900, 64, 0},
+        {1, 3, 1, 1, 5000, 128, 1},
+        {1, 8, 2, 300, 300, 256, 1},
+        {1, 4, 2, 130, 16000, 128, 0}}; /* on Hopper too with cold tiles on each of 2 ranks */
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int way = 0; way < 3; way++) {
             wrong += check(ranks, &shapes[i], "exact", way, 1.5e-3); /* P in f16 */
             if (way == 0)
-                wrong += check(ranks, &shapes[i], "apa", way, 2e-2); /* INT8 tiles: all cold is at 1.2e-2 */
+                wrong += check(ranks, &shapes[i], "apa", way, 7e-2); /* E4M3 tiles on Hopper: all cold is at 5.7e-2 */
         }
     wrong += check_absent(ranks);
     printf("%d failures\n", wrong);

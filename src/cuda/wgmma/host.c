@@ -21,7 +21,8 @@
  * … 1.25 (1.25 … 1.5) .9 (.35) of its tiles are hot on normal noise, .3 (.15) on topics, .1 on a real head. A tile of
  * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
  * that goes to the exact kernel at once. At D 64 both passes together gain on the exact kernel (cold tiles alone cost
- * .85 of it) only where next to nothing is hot: 16384 keys, causal, are 1.0 (sink-tail) to 1.25 (topics) of it. */
+ * .68 of it) only where next to nothing is hot: 16384 keys, causal, are at 2/ε .94 (sink-tail) to 1.09 (topics) of it.
+ */
 #define EARLY_SHARES 1.5
 #define EARLY_SHARES_64 4.0
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */

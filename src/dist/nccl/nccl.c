@@ -72,7 +72,8 @@ static void lay_out(nccl_call *call, char *base)
     call->bytes = (size_t)(at - base);
 }
 
-/* The recipe as it is for all keys: what is on auto depends on how many there are. */
+/* The recipe as it is for all keys: what is on auto depends on how many there are, and on the kernels that the device
+ * has. */
 static apa_status resolve(apa_context *context, const apa_problem *problem, const apa_recipe *recipe, int64_t Skv,
                           apa_recipe *resolved)
 {
@@ -81,7 +82,7 @@ static apa_status resolve(apa_context *context, const apa_problem *problem, cons
     apa_plan plan;
     apa_attention_options_init(&options);
     apa_plan_init(&plan);
-    options.engine = "cuda:warp";
+    options.engine = "cuda";
     whole.k =
         apa_tensor_hnd(NULL, problem->k.dtype, problem->k.shape[0], problem->k.shape[1], Skv, problem->k.shape[3]);
     whole.v =
