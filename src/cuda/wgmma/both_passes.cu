@@ -191,16 +191,18 @@ __device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
 }
 
 /* Tiles that are hot whatever their mass: all of a group that pass 1 cannot judge, those that hold a value that is not
- * finite. By the lanes of a warp. */
+ * finite. By the lanes of a warp, which go through the loop together and come back together: a barrier follows. */
 __device__ __noinline__ void force(const apa_cuda_job &job, int head, int group, uint32_t row_table, bool all,
                                    int first_tile, int end_tile, Masks masks)
 {
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
-    for (int tile = first_tile + static_cast<int>(threadIdx.x & 31); tile < end_tile; tile += 32) {
-        if ((all || poisoned[tile] != 0) && rows_that_see(row_table, tile) > 0) {
+    for (int begin = first_tile; begin < end_tile; begin += 32) {
+        const int tile = begin + static_cast<int>(threadIdx.x & 31);
+        if (tile < end_tile && (all || poisoned[tile] != 0) && rows_that_see(row_table, tile) > 0) {
             masks.set(masks.hot, tile, group);
             masks.clear(masks.fix, tile, group);
         }
+        __syncwarp();
     }
 }
 
