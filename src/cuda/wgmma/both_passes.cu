@@ -296,21 +296,6 @@ template <int D> __device__ __forceinline__ FixRing<D> fix_ring(uint32_t base)
     return {base, base + BothShape<D>::FIX_FULL_AT, BothShape<D>::STAGES};
 }
 
-/* What has to be done to a pair: at once where both of its tiles change alike and share a frame, else one by one. */
-struct PairFix {
-    FixEntry now, then; /* then: where groups has no tile, nothing */
-};
-
-/* Bytes of the pair's two tiles: groups whose sums of it change, and for which it is hot. */
-__device__ __forceinline__ PairFix fix_of_pair(uint32_t pair, uint32_t fix, uint32_t hot, uint32_t apart)
-{
-    const uint32_t fix_0 = fix & 255, fix_1 = fix >> 8 & 255, hot_0 = hot & 255, hot_1 = hot >> 8 & 255;
-    const uint32_t at_once = fix_0 & fix_1 & ~(hot_0 ^ hot_1) & ~apart;
-    const uint32_t second = at_once | (fix_1 & ~fix_0), later = fix_0 & fix_1 & ~at_once;
-    return {{pair, fix_entry(fix_0, second, (fix_0 & hot_0) | (~fix_0 & hot_1 & 255))},
-            {pair, fix_entry(0, later, later & hot_1)}};
-}
-
 /* One warp: pairs in rising order. */
 template <int D, bool BIAS>
 __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, const PairRange &pairs,
@@ -326,8 +311,9 @@ __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint
             const uint32_t fix = __shfl_sync(0xffffffffu, own, from);
             if (lane != 0)
                 continue;
-            const PairFix both = fix_of_pair(static_cast<uint32_t>(pair), fix, load_shared_2(masks.hot + pair * 2),
-                                             load_shared_1(masks.apart + pair * 2));
+            const apa_wgmma_pair_fix both =
+                apa_wgmma_fix_of_pair(static_cast<uint32_t>(pair), fix, load_shared_2(masks.hot + pair * 2),
+                                      load_shared_1(masks.apart + pair * 2));
             push_fix<D, BIAS>(ring, at++, both.now, job, head);
             if (both.then.groups != 0)
                 push_fix<D, BIAS>(ring, at++, both.then, job, head);

@@ -22,7 +22,8 @@ __device__ __forceinline__ void feed_entries(const FixRing<D> &ring, const apa_c
     const int64_t list = unit.local * job.tiles;
     for (int i = first; i < end; i++) {
         const uint32_t tile = job.fix_tile[list + i], mask = job.fix_mask[list + i], groups = mask & 255;
-        const FixEntry entry = {tile / 2, fix_entry(tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, mask >> 8)};
+        const apa_wgmma_fix entry =
+            apa_wgmma_fix_entry(tile / 2, tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, mask >> 8);
         push_fix<D, BIAS>(ring, i - first, entry, job, unit.head);
     }
     push_fix<D, BIAS>(ring, end - first, {NO_PAIR, 0}, job, unit.head);

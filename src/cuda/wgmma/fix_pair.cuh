@@ -10,17 +10,7 @@
 #define APA_CUDA_WGMMA_FIX_PAIR_CUH
 
 #include "cuda/wgmma/cold_walk.cuh"
-
-/* groups: bit g, group g's sums of the first tile change, bit 8 + g, of the second one; bit 16 + g: they are taken out,
- * else added. */
-struct FixEntry {
-    uint32_t pair, groups;
-};
-
-__device__ __forceinline__ uint32_t fix_entry(uint32_t first, uint32_t second, uint32_t take_out)
-{
-    return first | second << 8 | take_out << 16;
-}
+#include "cuda/wgmma/fix.h"
 
 constexpr uint32_t NO_PAIR = 0xffffffffu; /* ends the ring */
 
@@ -58,8 +48,8 @@ template <int D> struct FixRing {
 
 /* One thread. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void push_fix(const FixRing<D> &ring, int at, const FixEntry &fix, const apa_cuda_job &job,
-                                         int head)
+__device__ __forceinline__ void push_fix(const FixRing<D> &ring, int at, const apa_wgmma_fix &fix,
+                                         const apa_cuda_job &job, int head)
 {
     const uint32_t entry[4] = {fix.pair, fix.groups, 0, 0};
     barrier_wait(ring.empty(at), ring.phase(at) ^ 1);
@@ -82,12 +72,12 @@ template <int D> __device__ __forceinline__ void leave_fix(const FixRing<D> &rin
  * where there is none. A warpgroup that still holds a place must not wait for the one that follows it in the same
  * stage. */
 template <int D>
-__device__ __forceinline__ FixEntry next_fix(const FixRing<D> &ring, int &at, int end, const WarpPlace &my)
+__device__ __forceinline__ apa_wgmma_fix next_fix(const FixRing<D> &ring, int &at, int end, const WarpPlace &my)
 {
     for (; at < end; at++) {
         barrier_wait(ring.full(at), ring.phase(at));
-        const FixEntry entry = {load_shared_4(ring.stage(at) + ring.ENTRY_AT),
-                                load_shared_4(ring.stage(at) + ring.ENTRY_AT + 4)};
+        const apa_wgmma_fix entry = {load_shared_4(ring.stage(at) + ring.ENTRY_AT),
+                                     load_shared_4(ring.stage(at) + ring.ENTRY_AT + 4)};
         if (entry.pair == NO_PAIR || ((entry.groups | entry.groups >> 8) >> my.first_row / 64 * 4 & 15) != 0)
             return entry;
         leave_fix(ring, at);
@@ -104,7 +94,7 @@ struct FixStep {
 /* Scores → codes and frames. What is taken out was added in the frame of the pair; what is added has a frame of its
  * own, two tiles a common one. */
 template <int D>
-__device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const FixEntry &entry, const float (&q_unit)[2],
+__device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const apa_wgmma_fix &entry, const float (&q_unit)[2],
                                               uint32_t stage, const WarpPlace &my)
 {
     const int number = static_cast<int>(entry.pair);
@@ -157,7 +147,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D
                                         const float (&q_unit)[2], const FixRing<D> &ring, const WarpPlace &my)
 {
     for (int at = 0;;) {
-        FixEntry entry = next_fix(ring, at, 0x7fffffff, my);
+        apa_wgmma_fix entry = next_fix(ring, at, 0x7fffffff, my);
         if (entry.pair == NO_PAIR)
             return;
         PairState<D> pair;
@@ -168,7 +158,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D
         FixStep step = soften_fix(pair, entry, q_unit, ring.stage(at), my);
         for (bool more = true; more;) {
             int ahead = at + 1;
-            const FixEntry following = next_fix(ring, ahead, at + ring.stages, my);
+            const apa_wgmma_fix following = next_fix(ring, ahead, at + ring.stages, my);
             more = following.pair != NO_PAIR;
             if (more)
                 entry = following;
