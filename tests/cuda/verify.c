@@ -162,6 +162,11 @@ static const test_case cases[] = {
     {"sink-tail", "apa", "early_tiles=20", 4, 24, 8, 384, 1600, 128, 0, 1, DEFAULT, 1290, -1, NAN, F16},
     {"randn", "apa", "smooth_q=off eps=0.03", 2, 48, 4, 384, 2000, 128, 0, 1, DEFAULT, -1, -1, NAN, F16},
     {"randn", "cold", NULL, 4, 24, 8, 384, 1000, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"randn", "cold", NULL, 4, 24, 8, 384, 1000, 64, 0, 1, DEFAULT, -1, -1, 100.0,
+     F16}, /* scores beyond FP16's codes */
+    {"sink-tail", "cold", NULL, 4, 24, 8, 384, 1000, 128, 0, 1, DEFAULT, -1, -1, -0.1,
+     F16}, /* tiles far apart, negated */
+    {"topics", "apa", "eps=0.05", 4, 24, 8, 384, 1500, 128, 0, 1, DEFAULT, 700, -1, NAN, F16},
     /* other cold formats */
     {"topics", "apa", FINE, 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, F16},
     {"outliers", "apa", FINE, 1, 6, 2, 300, 3001, 128, 1, 1, DEFAULT, -1, -1, NAN, BF16},

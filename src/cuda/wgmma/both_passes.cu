@@ -371,13 +371,14 @@ __device__ __forceinline__ void go_over(State16<D, 1> &state, float (&l)[2], con
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const bool none = throughout || rows.frame[h] == -CUDART_INF_F;
-        const float scale = none ? 0.0f : exp2f(FRAME_OFFSET) / P_RANGE;
+        /* selected, not multiplied by 0: codes of scores beyond the limit may have summed up to NaN */
+        const float scale = exp2f(FRAME_OFFSET) / P_RANGE;
         state.X[h] = none ? -CUDART_INF_F : rows.frame[h] + shift[h] - FRAME_OFFSET;
-        l[h] = (threadIdx.x & 3) == 0 ? rows.lambda[h] * scale : 0.0f;
+        l[h] = !none && (threadIdx.x & 3) == 0 ? rows.lambda[h] * scale : 0.0f;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-            state.o[0][n][2 * h] = rows.o[n][2 * h] * scale;
-            state.o[0][n][2 * h + 1] = rows.o[n][2 * h + 1] * scale;
+            state.o[0][n][2 * h] = none ? 0.0f : rows.o[n][2 * h] * scale;
+            state.o[0][n][2 * h + 1] = none ? 0.0f : rows.o[n][2 * h + 1] * scale;
         }
     }
 }
@@ -523,6 +524,7 @@ __device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block &block, 
     const bool throughout = job.all_hot[block.unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
     if (!throughout)
         judge<D>(rows, my, notes.slot, candidates.count, block.masks);
+    __syncwarp(); /* lanes that settled a candidate each are together again */
     named_barrier(SCANNED, WAITING);
     if (throughout || notes.poisoned != 0) {
         __syncwarp();
@@ -559,6 +561,7 @@ __device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout
         const HotRing<D> ring = hot_ring<D>(block.base, half);
         load_query_rows<D>(ring.base, job, block.unit, b, half * WARPGROUP_ROWS);
         fence_for_async();
+        __syncwarp();
         named_barrier(OWN + half, WARPGROUP);
         HotPlace exact = {job, block.unit, {}, first_row, b, block.unit.head % job.Hkv, OWN + half};
         {
