@@ -257,26 +257,6 @@ __device__ __forceinline__ bool soften(float (&s)[S::KEYS / 8][4], float (&X)[2]
     return __any_sync(0xffffffffu, moves[0] || moves[1]);
 }
 
-/* Exponentials → P as A operands. */
-template <int N, bool BF16>
-__device__ __forceinline__ void pack_probabilities(const float (&s)[N][4], uint32_t (&p)[N / 2][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            p[n / 2][n % 2 * 2 + h] = pack_16<BF16>(s[n][2 * h], s[n][2 * h + 1]);
-}
-
-template <int D> __device__ __forceinline__ void multiply(State16<D, 1> &state, const float (&alpha)[2])
-{
-#pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            state.o[0][n][j] *= alpha[j >> 1];
-}
-
 /* Tiles [first, end) of a wide block that no row of the warpgroup sees. */
 template <typename S> __device__ __forceinline__ void pass_over(const Consumer<S> &my, int first, int end)
 {
@@ -320,7 +300,7 @@ __device__ __forceinline__ void consume(State16<S::D, 1> &state, const Consumer<
     pin(s);
     read(memory.k_empty(first));
     soften<S>(s, state.X, l, alpha, my, first);
-    pack_probabilities<N, BF16>(s, p);
+    pack_probabilities<BF16>(s, p);
 
     for (int i = first + 1; i < end; i++) {
         barrier_wait(memory.k_full(i), memory.phase(i));
@@ -345,7 +325,7 @@ __device__ __forceinline__ void consume(State16<S::D, 1> &state, const Consumer<
         read(memory.v_empty(i - 1));
         if (moves)
             multiply<S::D>(state, alpha);
-        pack_probabilities<N, BF16>(s, p);
+        pack_probabilities<BF16>(s, p);
     }
 
     barrier_wait(memory.v_full(end - 1), memory.phase(end - 1));

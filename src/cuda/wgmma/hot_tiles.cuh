@@ -228,15 +228,6 @@ __device__ __forceinline__ bool soften(float (&s)[16][4], float (&X)[2], float (
     return __any_sync(0xffffffffu, moves[0] || moves[1]);
 }
 
-template <bool BF16> __device__ __forceinline__ void pack_probabilities(const float (&s)[16][4], uint32_t (&p)[8][4])
-{
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            p[n / 2][n % 2 * 2 + h] = pack_16<BF16>(s[n][2 * h], s[n][2 * h + 1]);
-}
-
 /* Zeros in place of values that are not finite, by the whole warpgroup. */
 template <bool BF16> __device__ __noinline__ void clear_non_finite(uint32_t tile, int bytes, int own)
 {
@@ -266,15 +257,6 @@ __device__ __forceinline__ void add_cleared(State16<D, 1> &state, const HotPlace
             add_non_finite<D, BF16, 1>(in_memory, rows, my.job.v, my.b, my.h, static_cast<int>(two.tile[i] & TILE_BITS),
                                        my.job.Skv);
     state = in_memory;
-}
-
-template <int D> __device__ __forceinline__ void multiply(State16<D, 1> &state, const float (&alpha)[2])
-{
-#pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            state.o[0][n][j] *= alpha[j >> 1];
 }
 
 /* The state may hold sums already. l: what a lane adds to those of its rows. */

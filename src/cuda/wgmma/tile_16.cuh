@@ -1,6 +1,6 @@
-/* Tiles of 16-bit keys and values for a warpgroup of 64 rows: what a warpgroup sees, queries into shared memory, P·V
- * where values may not be finite. Rows, states and probabilities are those of the warp-level kernels
- * (cuda/warp_mma/tile_16.cuh): a warp of a warpgroup holds its 16 rows in the same registers.
+/* Tiles of 16-bit keys and values for a warpgroup of 64 rows: what a warpgroup sees, queries into shared memory,
+ * probabilities as operands, P·V where values may not be finite. Rows, states and probabilities are those of the
+ * warp-level kernels (cuda/warp_mma/tile_16.cuh): a warp of a warpgroup holds its 16 rows in the same registers.
  *
  * A tile of n keys lies as D / 64 blocks of [n][64 channels], 128-byte swizzled (hopper.cuh). */
 #ifndef APA_CUDA_WGMMA_TILE_16_CUH
@@ -49,6 +49,27 @@ __device__ __forceinline__ WarpView warpgroup_view(const WarpView &own, WarpView
         all.every_end = min(all.every_end, shared[w].every_end);
     }
     return all;
+}
+
+/* Exponentials → P as A operands. */
+template <bool BF16, int N>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[N][4], uint32_t (&p)[N / 2][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            p[n / 2][n % 2 * 2 + h] = pack_16<BF16>(s[n][2 * h], s[n][2 * h + 1]);
+}
+
+/* o into the rows' new frames. */
+template <int D> __device__ __forceinline__ void multiply(State16<D, 1> &state, const float (&alpha)[2])
+{
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            state.o[0][n][j] *= alpha[j >> 1];
 }
 
 /* Does a tile hold a value that is not finite? The threads of a warpgroup look at one part each. */

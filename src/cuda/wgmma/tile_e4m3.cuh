@@ -149,13 +149,6 @@ __device__ __forceinline__ void issue_pair_values(float (&acc)[D / 8 + 1][4], co
     products_commit();
 }
 
-__device__ __forceinline__ uint32_t max_2(uint32_t a, uint32_t b)
-{
-    uint32_t r;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
 __device__ __forceinline__ uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t r;
@@ -196,8 +189,9 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
     uint32_t top[4];
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        top[n] = max_2(max_2(s[8 * n + h], s[8 * n + 2 + h]), max_2(s[8 * n + 4 + h], s[8 * n + 6 + h]));
-    return max_2(max_2(top[0], top[1]), max_2(top[2], top[3]));
+        top[n] = max_16_2<false>(max_16_2<false>(s[8 * n + h], s[8 * n + 2 + h]),
+                                 max_16_2<false>(s[8 * n + 4 + h], s[8 * n + 6 + h]));
+    return max_16_2<false>(max_16_2<false>(top[0], top[1]), max_16_2<false>(top[2], top[3]));
 }
 
 /* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
@@ -207,9 +201,9 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
 __device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
-    uint32_t both = max_2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
-    both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 1));
-    both = max_2(both, __shfl_xor_sync(0xffffffffu, both, 2));
+    uint32_t both = max_16_2<false>(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+    both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 1));
+    both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 2));
     top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), -phase);
     top[1] = fmaf(high_half(both), unit[1] * (1.0f / CODES_PER_OCTAVE), -phase);
 #pragma unroll
@@ -219,7 +213,7 @@ __device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&uni
         const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit[h], unit[h]);
 #pragma unroll
         for (int n = 0; n < 16; n++)
-            s[2 * n + h] = max_2(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
+            s[2 * n + h] = max_16_2<false>(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
     }
 }
 

@@ -1,0 +1,233 @@
+/* Verdicts of a unit within one block (both_passes.cu): candidates as the walk writes them down, masks in shared memory
+ * of what is hot and what was guessed wrong, and what callers ask for beside the result, out of these masks. */
+#ifndef APA_CUDA_WGMMA_VERDICTS_CUH
+#define APA_CUDA_WGMMA_VERDICTS_CUH
+
+#include "cuda/wgmma/cold_walk.cuh"
+
+constexpr int MOST_TILES = 8192; /* of the masks: a byte a tile, a bit a group */
+
+#ifdef APA_CUDA_BULK
+
+/* Where a warp's candidates begin, in pairs. */
+__device__ __forceinline__ int64_t first_candidate(const apa_cuda_job &job, int slot, int warp)
+{
+    return (static_cast<int64_t>(slot) * APA_CUDA_UNIT_GROUPS + warp) * ((job.tiles + 1) / 2);
+}
+
+/* Numbers in the order of floats. */
+__device__ __forceinline__ int in_order(float x)
+{
+    const int bits = __float_as_int(x);
+    return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+
+/* A pair written down: its number, how pass 1 took it, and the largest mass that some row has in one of its tiles, by
+ * which most are told to be cold without a look at the others. */
+struct Candidate {
+    static constexpr uint32_t HELD = 1u << 31, APART = 1u << 30, NUMBER = APART - 1;
+    uint32_t pair;
+    int most;
+};
+
+/* Candidates one after the other, as the walk comes by them. */
+struct CandidatesInLine {
+    uint32_t slot; /* where the block's slot stands in shared memory */
+    int count;
+
+    __device__ void write(const Note &note, const WarpPlace &my, int number)
+    {
+        const int64_t at = first_candidate(my.job, static_cast<int>(load_shared_4(slot)), my.first_row / 16) + count;
+        const int most = __reduce_max_sync(0xffffffffu, in_order(note.mass));
+        my.job.mass[at * 32 + (threadIdx.x & 31)] = note.mass;
+        if ((threadIdx.x & 31) == 0) {
+            const uint32_t pair = static_cast<uint32_t>(number) | (note.held ? Candidate::HELD : 0u) |
+                                  (note.apart ? Candidate::APART : 0u);
+            reinterpret_cast<uint2 *>(my.job.candidate_pair)[at] = make_uint2(pair, static_cast<uint32_t>(most));
+        }
+        count++;
+    }
+};
+
+/* Masks of verdicts: byte t of each array is tile t, bit g group g; a word is four tiles. */
+struct Masks {
+    uint32_t hot, fix, candidate, apart; /* addresses; apart: of a pair, in the byte of its first tile */
+
+    __device__ void set(uint32_t mask, int tile, int group) const
+    {
+        or_shared(mask + tile / 4 * 4, 1u << (tile % 4 * 8 + group));
+    }
+    /* of a pair's two tiles, as bits 0 and 8 say */
+    __device__ void set_two(uint32_t mask, int pair, uint32_t two, int group) const
+    {
+        if (two != 0)
+            or_shared(mask + pair / 2 * 4, two << (pair % 2 * 16 + group));
+    }
+    __device__ void clear(uint32_t mask, int tile, int group) const
+    {
+        and_shared(mask + tile / 4 * 4, ~(1u << (tile % 4 * 8 + group)));
+    }
+};
+
+/* A candidate's verdict: which of its tiles are hot (bits of lanes whose row's mass says so). */
+__device__ __forceinline__ void settle(uint32_t pair, uint32_t hot_lanes, int end_key, int group, const Masks &masks)
+{
+    const int number = static_cast<int>(pair & Candidate::NUMBER);
+    const uint32_t seen = number * PAIR_KEYS + APA_CUDA_TILE < end_key ? 0x101u : 1u;
+    const uint32_t hot = ((hot_lanes & 0x55555555u) != 0 ? 1u : 0u) | ((hot_lanes & 0xaaaaaaaau) != 0 ? 0x100u : 0u);
+    masks.set_two(masks.candidate, number, seen, group);
+    masks.set_two(masks.hot, number, hot & seen, group);
+    /* also where a tile has no mass in its pair's frame: it is to have its own */
+    masks.set_two(masks.fix, number, (hot ^ ((pair & Candidate::HELD) != 0 ? 0x101u : 0u)) & seen, group);
+    masks.set_two(masks.apart, number, (pair & Candidate::APART) != 0 ? 1u : 0u, group);
+}
+
+constexpr int AT_ONCE = 8; /* candidates whose masses are read together */
+
+/* The warp's candidates against its rows' complete λ. */
+template <int D>
+__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, int slot, int n, const Masks &masks)
+{
+    const apa_cuda_job &job = my.job;
+    const int lane = threadIdx.x & 31, group = my.first_row / 16;
+    const int64_t first = first_candidate(job, slot, group);
+    ThreadRows<1> seen;
+    load_rows(seen, my.row_table);
+    const int end_key = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
+    const float lambda = mass_h() == 0 ? rows.lambda[0] : rows.lambda[1],
+                frame = mass_h() == 0 ? rows.frame[0] : rows.frame[1];
+    /* padding has no say, nor has a row that sees nothing */
+    const bool judges = mass_h() == 0 ? seen.first[0] < seen.end[0] : seen.first[1] < seen.end[1];
+    const float least = judges && lambda > 0.0f ? frame + log2f(lambda) - LOG2_P_RANGE + job.log2_eps : CUDART_INF_F;
+    const int least_of_all = __reduce_min_sync(0xffffffffu, in_order(least));
+    for (int base = 0; base < n; base += 32) { /* a lane a candidate */
+        const bool there = base + lane < n;
+        uint2 own = make_uint2(0, 0);
+        if (there)
+            own = __ldcg(reinterpret_cast<const uint2 *>(job.candidate_pair) + first + base + lane);
+        uint32_t hot_lanes = 0;
+        uint32_t left = __ballot_sync(0xffffffffu, there && static_cast<int>(own.y) > least_of_all);
+        while (left != 0) {
+            float mass[AT_ONCE];
+            int from[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                from[i] = __ffs(static_cast<int>(left)) - 1; /* -1: no more */
+                mass[i] = -CUDART_INF_F;
+                if (left != 0)
+                    mass[i] = __ldcg(job.mass + (first + base + from[i]) * 32 + lane);
+                left &= left - 1;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const uint32_t hot = __ballot_sync(0xffffffffu, mass[i] > least);
+                hot_lanes = lane == from[i] ? hot : hot_lanes;
+            }
+        }
+        if (there)
+            settle(own.x, hot_lanes, end_key, group, masks);
+    }
+}
+
+/* How many rows of a warp see the tile, by one thread. */
+__device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
+{
+    int n = 0;
+    for (int r = 0; r < 16; r++) {
+        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
+                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        n += first < min(end, (tile + 1) * APA_CUDA_TILE) && end > tile * APA_CUDA_TILE;
+    }
+    return n;
+}
+
+/* Tiles that are hot whatever their mass: all of a group that pass 1 cannot judge, those that hold a value that is not
+ * finite. By the lanes of a warp, which go through the loop together and come back together: a barrier follows. */
+__device__ __noinline__ void force(const apa_cuda_job &job, int head, int group, uint32_t row_table, bool all,
+                                   int first_tile, int end_tile, Masks masks)
+{
+    const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
+    for (int begin = first_tile; begin < end_tile; begin += 32) {
+        const int tile = begin + static_cast<int>(threadIdx.x & 31);
+        if (tile < end_tile && (all || poisoned[tile] != 0) && rows_that_see(row_table, tile) > 0) {
+            masks.set(masks.hot, tile, group);
+            masks.clear(masks.fix, tile, group);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- what is asked for beside the result ---- */
+
+/* What all rows of a unit see alike. */
+struct UnitView {
+    int whole_first, whole_end; /* tiles that 128 rows see whole: a unit with padding has none */
+    int visible;                /* of a lane's four rows: tiles */
+};
+
+__device__ __forceinline__ UnitView view_of(uint32_t row_table)
+{
+    UnitView view = {0, 0x7fffffff, 0};
+    for (int r = (threadIdx.x & 31) * 4; r < static_cast<int>(threadIdx.x & 31) * 4 + 4; r++) {
+        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
+                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        view.whole_first = max(view.whole_first, (first + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
+        view.whole_end = min(view.whole_end, first < end ? end / APA_CUDA_TILE : 0);
+        view.visible += first < end ? (end - 1) / APA_CUDA_TILE - first / APA_CUDA_TILE + 1 : 0;
+    }
+    view.whole_first = __reduce_max_sync(0xffffffffu, view.whole_first);
+    view.whole_end = __reduce_min_sync(0xffffffffu, view.whole_end);
+    return view;
+}
+
+/* Rows of the groups in each byte of `four` that see its tile. */
+__device__ __forceinline__ uint32_t count_rows(uint32_t four, int tile, const UnitView &view, uint32_t row_table)
+{
+    if (tile >= view.whole_first && tile + 4 <= view.whole_end)
+        return static_cast<uint32_t>(__popc(four)) * 16;
+    uint32_t n = 0;
+    for (; four != 0; four &= four - 1) {
+        const int bit = __ffs(static_cast<int>(four)) - 1;
+        n += static_cast<uint32_t>(rows_that_see(row_table + bit % 8 * 128, tile + bit / 8));
+    }
+    return n;
+}
+
+__device__ __forceinline__ void add_count(unsigned long long *to, uint32_t n)
+{
+    n = __reduce_add_sync(0xffffffffu, n); /* below 2^20: 128 rows, 8192 tiles */
+    if ((threadIdx.x & 31) == 0)
+        atomicAdd(to, static_cast<unsigned long long>(n));
+}
+
+/* Counters and verdicts of the unit, by one warp, from the masks. all: every tile is hot. */
+__device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit, uint32_t row_table, bool all,
+                                       int first_tile, int end_tile, const Masks &masks)
+{
+    const int lane = threadIdx.x & 31;
+    if (job.counts != nullptr) {
+        const UnitView view = view_of(row_table);
+        uint32_t hot_rows = 0, candidates = 0;
+        for (int tile = first_tile / 4 * 4 + lane * 4; !all && tile < end_tile; tile += 128) {
+            const uint32_t hot = load_shared_4(masks.hot + tile);
+            hot_rows += count_rows(hot, tile, view, row_table);
+            candidates += count_rows(hot | load_shared_4(masks.candidate + tile), tile, view, row_table);
+        }
+        add_count(job.counts + APA_CUDA_VISIBLE, static_cast<uint32_t>(view.visible));
+        add_count(job.counts + APA_CUDA_HOT, all ? static_cast<uint32_t>(view.visible) : hot_rows);
+        add_count(job.counts + APA_CUDA_CANDIDATES, all ? static_cast<uint32_t>(view.visible) : candidates);
+    }
+    for (int r = 0; job.verdicts != nullptr && r < APA_CUDA_UNIT; r++) {
+        const Row row = row_of(job, unit, r);
+        if (row.first >= row.end)
+            continue;
+        uint8_t *to =
+            job.verdicts +
+            ((static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
+        for (int tile = row.first / APA_CUDA_TILE + lane; tile <= (row.end - 1) / APA_CUDA_TILE; tile += 32)
+            to[tile] = all || (load_shared_1(masks.hot + tile) >> r / 16 & 1) != 0;
+    }
+}
+
+#endif
+#endif
