@@ -231,14 +231,7 @@ __device__ __forceinline__ bool soften(float (&s)[S::KEYS / 8][4], float (&X)[2]
     bool moves[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float top = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
-#pragma unroll
-        for (int n = 1; n < N; n++)
-            top = fmaxf(top, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        const float next = quad_max(top) * c - FRAME_OFFSET;
-        moves[h] = next > X[h] + FRAME_SLACK;
-        alpha[h] = moves[h] ? exp2_fast(X[h] - next) : 1.0f;
-        X[h] = moves[h] ? next : X[h];
+        moves[h] = move_frame(s, h, c, X[h], alpha[h]);
         l[h] *= alpha[h];
     }
 #pragma unroll

@@ -51,6 +51,22 @@ __device__ __forceinline__ WarpView warpgroup_view(const WarpView &own, WarpView
     return all;
 }
 
+/* A row's frame X for the scores at hand, row g + 8h of the lane. alpha: what its sums have to be multiplied by;
+ * returns whether that is not 1. */
+template <int N>
+__device__ __forceinline__ bool move_frame(const float (&s)[N][4], int h, float c, float &X, float &alpha)
+{
+    float top = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
+#pragma unroll
+    for (int n = 1; n < N; n++)
+        top = fmaxf(top, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+    const float next = quad_max(top) * c - FRAME_OFFSET;
+    const bool moves = next > X + FRAME_SLACK;
+    alpha = moves ? exp2_fast(X - next) : 1.0f;
+    X = moves ? next : X;
+    return moves;
+}
+
 /* Exponentials → P as A operands. */
 template <bool BF16, int N>
 __device__ __forceinline__ void pack_probabilities(const float (&s)[N][4], uint32_t (&p)[N / 2][4])
