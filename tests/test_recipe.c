@@ -36,6 +36,7 @@ static const expectation expectations[] = {
      "auto",
      {"auto", "0.005", "-1", "1", "0", "1e-300", "0.1", "1e+300"},
      {"nan", "NAN", "inf", "-inf", "infinity", "1e999", "1e-400", "0x1p-3", "0,5", " 1", "1 ", "1e", "--1"}},
+    {"eps_by", "choice", "auto", {"auto", "call", "row"}, {"rows", "group", "on"}},
     TOGGLE("second_look"),
     {"lambda_bound", "choice", "auto", {"auto", "none", "jensen"}, {"off", "Jensen"}},
     {"order", "choice", "auto", {"auto", "sink-backward", "forward", "reverse"}, {"backward", "sink", "sink_backward"}},
@@ -526,6 +527,7 @@ static void what_is_beyond_the_walk_is_named(void **state)
     static const char *const plain[] = {"",          "cold_format=nvfp4", "force=low",   "eps=0.3",  "cold_format=e4m3",
                                         "accum=f32", "exact_accum=f32",   "smooth_v=on", "q_terms=2"};
     static const char *const beyond[][2] = {
+        {"eps_by=row", "eps_by"},
         {"qk_format=e4m3", "qk_format"},
         {"pv_format=exact", "pv_format"},
         {"exact_q=on", "exact_q"},

@@ -23,6 +23,14 @@ typedef enum apa_toggle { APA_TOGGLE_AUTO = 0, APA_TOGGLE_OFF = 1, APA_TOGGLE_ON
 /* Overrules the verdict: low = every tile cold, high = every tile hot. A tile with a non-finite value is always hot. */
 typedef enum apa_force { APA_FORCE_NONE = 1, APA_FORCE_LOW = 2, APA_FORCE_HIGH = 3 } apa_force;
 
+/* Whose share ε is. */
+typedef enum apa_eps_by {
+    APA_EPS_BY_AUTO = 0,
+    APA_EPS_BY_CALL = 1, /* of every row */
+    APA_EPS_BY_ROW = 2   /* of a row that sees all N tiles of the call; where a group's rows see n at most, it is
+                            ε·sqrt(N/n), at most 0.1 (or ε, where that is more) */
+} apa_eps_by;
+
 /* Where the running sum λ of a row starts: at 0, or at Jensen's lower bound of the tiles not seen yet, Σ 64·exp(q·k̄_t).
  */
 typedef enum apa_lambda_bound {
@@ -198,6 +206,7 @@ typedef struct apa_recipe {
     /* the walk */
     apa_force force;               /* none, low, high */
     double eps;                    /* hot if a row's share exceeds it; NaN = auto; >= 1 never, < 0 always */
+    apa_eps_by eps_by;             /* the same for all rows, or the larger the fewer tiles a row sees */
     apa_toggle second_look;        /* judge the hot candidates again against the final λ */
     apa_lambda_bound lambda_bound; /* start of λ */
     apa_order order;

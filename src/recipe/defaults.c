@@ -23,6 +23,13 @@ double apa_recipe_default_eps(apa_cold_format cold_format, int64_t Skv, int32_t 
     return eps > INT8_EPS_HIGHEST ? INT8_EPS_HIGHEST : eps;
 }
 
+double apa_recipe_group_eps(const apa_recipe *recipe, int64_t tiles, int64_t seen)
+{
+    if (recipe->eps_by != APA_EPS_BY_ROW || !(recipe->eps > 0.0) || recipe->eps >= 1.0 || seen <= 0)
+        return recipe->eps;
+    return fmin(recipe->eps * sqrt((double)tiles / (double)seen), fmax(recipe->eps, INT8_EPS_HIGHEST));
+}
+
 /* ---- formats ---- */
 
 apa_qk_format apa_recipe_qk_format(const apa_recipe *recipe)
@@ -173,6 +180,8 @@ void apa_recipe_fill_auto(apa_recipe *recipe, int64_t Sq, int64_t Skv, int64_t D
 {
     fill_formats(recipe, Skv, D);
     fill_verdict(recipe);
+    if (recipe->eps_by == APA_EPS_BY_AUTO)
+        recipe->eps_by = APA_EPS_BY_CALL;
     if (recipe->group == 0)
         recipe->group = DEFAULT_GROUP;
     if (recipe->packing == APA_PACKING_AUTO)
@@ -198,6 +207,7 @@ bool apa_recipe_beyond_walk(const apa_recipe *r, const char **knob)
         const char *name;
         bool beyond;
     } rows[] = {
+        {"eps_by", r->eps_by == APA_EPS_BY_ROW},
         {"qk_format", r->qk_format != apa_recipe_qk_format(&plain)},
         {"pv_format", r->pv_format != apa_recipe_pv_format(&plain)},
         {"exact_q", r->exact_q == APA_TOGGLE_ON},

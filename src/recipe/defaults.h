@@ -13,6 +13,9 @@ void apa_recipe_fill_auto(apa_recipe *recipe, int64_t Sq, int64_t Skv, int64_t D
 /* The default ε of a cold format over Skv keys; see docs/verdict.md for the measurements behind it. */
 double apa_recipe_default_eps(apa_cold_format cold_format, int64_t Skv, int32_t tile);
 
+/* ε of a group of a resolved recipe whose rows see at most `seen` of a call's `tiles` (eps_by). */
+double apa_recipe_group_eps(const apa_recipe *recipe, int64_t tiles, int64_t seen);
+
 /* A recipe's formats, by their own knob or by cold_format; AUTO where both leave it open. */
 apa_qk_format apa_recipe_qk_format(const apa_recipe *recipe);
 apa_pv_format apa_recipe_pv_format(const apa_recipe *recipe);

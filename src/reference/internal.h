@@ -122,6 +122,7 @@ typedef struct apa_reference_block {
     uint8_t *spoilt;              /* with a mask: [tiles], it adds a NaN or +inf to a key that is seen */
     double *mass;                 /* [rows][tiles]: log2 ℓ_t of the visits */
     double *rest;                 /* [rows][tiles]: log2 of Jensen's bounds of what comes after a visit */
+    double eps;                   /* of the group */
     int64_t visible, hot_count, cold_count, candidates;
     apa_reference_lamp lamp;
 } apa_reference_block;
@@ -132,6 +133,12 @@ static inline void apa_reference_span(const apa_reference_row *row, int64_t t, i
     const int64_t base = t * APA_REFERENCE_TILE;
     *lo = row->first > base ? row->first - base : 0;
     *hi = row->end - base < APA_REFERENCE_TILE ? row->end - base : APA_REFERENCE_TILE;
+}
+
+/* Tiles between the first and the last key that a row sees. */
+static inline int64_t apa_reference_row_tiles(const apa_reference_row *row)
+{
+    return row->first < row->end ? (row->end - 1) / APA_REFERENCE_TILE - row->first / APA_REFERENCE_TILE + 1 : 0;
 }
 
 /* Bits lo … hi-1. */

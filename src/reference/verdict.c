@@ -55,7 +55,7 @@ void apa_reference_cold_budget(apa_reference_block *block)
     take_shares(block, pending, cold);
     for (;;) {
         for (int64_t r = 0; r < block->rows; ++r)
-            over[r] = cold[r] > block->call->recipe.eps;
+            over[r] = cold[r] > block->eps;
         const int64_t k = largest_share(block, pending, over);
         if (k < 0)
             break;
@@ -121,7 +121,7 @@ void apa_reference_mass_value(apa_reference_block *block)
         apa_reference_load_values(block, t);
         for (int64_t r = 0; r < block->rows && !hot; ++r)
             hot = apa_reference_sees(block, r, t) && block->row[r].p_sum > 0 &&
-                  value_at_stake(block, r, k, t) > block->call->recipe.eps;
+                  value_at_stake(block, r, k, t) > block->eps;
         if (hot)
             continue;
         block->verdict[t] = APA_VERDICT_COLD;

@@ -113,6 +113,18 @@ static bool early_row(const apa_call *call, const apa_reference_row *row)
     return offset < call->recipe.early_rows && row->position < call->recipe.early_rows - offset;
 }
 
+/* ε of the group: by the most tiles that a row of it sees. */
+static double group_eps(const apa_reference_block *block)
+{
+    int64_t most = 0;
+    for (int64_t r = 0; r < block->rows; ++r) {
+        const apa_reference_row *row = &block->row[r];
+        const int64_t seen = row->real ? apa_reference_row_tiles(row) : 0;
+        most = seen > most ? seen : most;
+    }
+    return apa_recipe_group_eps(&block->call->recipe, apa_call_tiles(block->call), most);
+}
+
 /* Is the group hot whatever λ says: forced or ε < 0, a query that is not finite or beyond what INT8 can judge, few
  * tiles, or an early row? */
 static bool hot_throughout(const apa_reference_block *block)
@@ -124,9 +136,9 @@ static bool hot_throughout(const apa_reference_block *block)
         return true;
     for (int64_t r = 0; r < block->rows; ++r) {
         const apa_reference_row *row = &block->row[r];
-        if (!row->real || row->first >= row->end)
+        const int64_t seen = apa_reference_row_tiles(row);
+        if (!row->real || seen == 0)
             continue;
-        const int64_t seen = (row->end - 1) / APA_REFERENCE_TILE - row->first / APA_REFERENCE_TILE + 1;
         early = early && seen <= recipe->early_tiles;
         hybrid = hybrid || (may && early_row(block->call, row));
         finite = finite && row->finite && !beyond_int8(block, r);
@@ -150,7 +162,7 @@ static bool judge(apa_reference_block *block, int64_t k, int64_t t)
         if (recipe->lambda_bound == APA_LAMBDA_BOUND_JENSEN && block->rest[r * tiles + k] != -INFINITY)
             mass_add(&all, block->rest[r * tiles + k], 1.0);
         const double own = row->p_sum * exp2(row->p_frame - all.frame);
-        candidate = candidate || (may && row->p_sum > 0 && own > recipe->eps * all.sum);
+        candidate = candidate || (may && row->p_sum > 0 && own > block->eps * all.sum);
         block->mass[r * tiles + k] = row->p_sum > 0 ? row->p_frame + log2(row->p_sum) : -INFINITY;
     }
     return candidate;
@@ -183,8 +195,7 @@ static void second_look(apa_reference_block *block)
             continue;
         for (int64_t r = 0; r < block->rows && !hot; ++r)
             hot = apa_reference_sees(block, r, t) &&
-                  exp2(block->mass[r * tiles + k] - apa_reference_mass_log2(block->row[r].lambda)) >
-                      block->call->recipe.eps;
+                  exp2(block->mass[r * tiles + k] - apa_reference_mass_log2(block->row[r].lambda)) > block->eps;
         if (!hot)
             apa_reference_demote(block, t);
     }
@@ -251,6 +262,7 @@ void apa_reference_walk(apa_reference_block *block)
     const apa_recipe *recipe = &block->call->recipe;
     const int64_t visits = apa_reference_visits(block);
     const bool throughout = hot_throughout(block);
+    block->eps = group_eps(block);
     memset(block->verdict, APA_VERDICT_INVISIBLE, (size_t)apa_call_tiles(block->call));
     if (!throughout && recipe->lambda_bound == APA_LAMBDA_BOUND_JENSEN)
         sum_bounds(block);

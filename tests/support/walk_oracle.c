@@ -434,10 +434,10 @@ static void finish(const group *g, int r, const uint8_t *hot, double *out, doubl
 }
 
 /* A share of exactly 0 is no matter of rounding, and ε >= 1 asks nobody. */
-static void note_share(const apa_recipe *recipe, double share, double *closest)
+static void note_share(double eps, double share, double *closest)
 {
-    if (share > 0 && recipe->eps < 1)
-        *closest = fmin(*closest, fabs(share - recipe->eps));
+    if (share > 0 && eps < 1)
+        *closest = fmin(*closest, fabs(share - eps));
 }
 
 /* Logits so large that an INT8 score may be off by 32 log2 units: (|q|max·sqrt(D) + |q|)·|k|max/127. */
@@ -459,6 +459,7 @@ static void walk_group(group *g, double *out, double *lse, uint8_t *verdicts, do
     int64_t visit[4096], visits = 0;
     uint8_t hot[4096] = {0};
     long double(*mass)[MAX_ROWS] = calloc((size_t)s->tiles + 1, sizeof *mass);
+    int64_t most = 0;
     bool seen[4096] = {false}, beyond = false, early = recipe->early_tiles > 0 && recipe->eps < 1;
     assert_non_null(mass);
     assert_true(s->tiles <= 4096);
@@ -473,10 +474,17 @@ static void walk_group(group *g, double *out, double *lse, uint8_t *verdicts, do
                 seen[t] = true;
                 ++n;
             }
+        most = n > most ? n : most;
         early = early && n <= recipe->early_tiles;
         beyond = beyond || (n > 0 && beyond_int8(s, r));
     }
     early = early || beyond;
+    double eps = recipe->eps;
+    if (recipe->eps_by == APA_EPS_BY_ROW && eps > 0 && eps < 1 && most > 0) {
+        const double limit = eps > 0.1 ? eps : 0.1;
+        eps *= sqrt((double)s->tiles / (double)most);
+        eps = eps > limit ? limit : eps;
+    }
     if (recipe->order == APA_ORDER_SINK_BACKWARD && s->tiles > 0 && seen[0])
         visit[visits++] = 0;
     for (int64_t k = 0; k < s->tiles; ++k) {
@@ -499,8 +507,8 @@ static void walk_group(group *g, double *out, double *lse, uint8_t *verdicts, do
                 unseen += bound(g, r, visit[later]);
             mass[t][r] = g->mass[r];
             const double share = (double)(g->mass[r] / (g->lambda[r] + unseen + g->mass[r]));
-            note_share(recipe, share, closest);
-            hot[t] |= recipe->eps < 1 && share > recipe->eps;
+            note_share(eps, share, closest);
+            hot[t] |= eps < 1 && share > eps;
             g->lambda[r] += g->mass[r];
         }
         if (!hot[t])
@@ -517,8 +525,8 @@ static void walk_group(group *g, double *out, double *lse, uint8_t *verdicts, do
             if (!sees_any(g, r, visit[k]))
                 continue;
             const double share = (double)(mass[visit[k]][r] / g->lambda[r]);
-            note_share(recipe, share, closest);
-            stays |= share > recipe->eps;
+            note_share(eps, share, closest);
+            stays |= share > eps;
         }
         if (stays)
             continue;
