@@ -19,7 +19,9 @@
  * conversion is needed. zero = -MAGIC·scale is rounded, which shifts all products with one scale by at most .75 of an
  * integer step. 127·127·256 and 255·127·64 are under 2^22. E4M3 sums are floats, and zero is 0.
  *
- * P of a row is RANGE·2^(score - top), top its largest score in the tile: no running frame is in it, nothing drowns. */
+ * P of a row is RANGE·2^(score - top), top its largest score in the tile: no running frame is in it, nothing drowns.
+ * The exponent is s·scale + shift, where shift = log2 RANGE - top + zero may be much larger than any exponent: from
+ * 2^16 on it is rounded by up to 2^-8, and 255·2^(2^-8) would be the code 256, a byte of 0 for the row's largest P. */
 #ifndef APA_CUDA_TILE_8_CUH
 #define APA_CUDA_TILE_8_CUH
 
@@ -29,6 +31,7 @@
 
 constexpr int32_t MAGIC_BITS = 0x4b400000;
 constexpr float MAGIC = 12582912.0f;
+constexpr float FAR = 32768.0f;       /* sums as large are rounded by up to 2^-9 */
 constexpr float ROUNDER = 8388608.0f; /* 2^23: adding it leaves the rounded integer in the low bits */
 
 /* QK, PV: which codes. FINE: scales per key, and per tile and channel. */
@@ -141,9 +144,19 @@ __device__ __forceinline__ void scores_8(Scores<MT> &to, uint32_t blob, uint32_t
     }
 }
 
-/* Largest score of each row in the tile, log2 units; -inf where a row sees nothing. */
-template <typename T, int MT> __device__ __forceinline__ void tops_8(const Scores<MT> &from, float (&top)[2 * MT])
+/* own: a row's largest score in a lane. Is it, or the zero that it is counted from, too large for exponents of P? */
+template <typename T> __device__ __forceinline__ bool is_far(float own, float zero)
 {
+    return T::FINE ? fabsf(own) >= FAR : zero <= -FAR;
+}
+
+/* Largest score of each row in the tile, log2 units; -inf where a row sees nothing. Where scores are far, s becomes the
+ * distance from the lane's largest and zero the score of that one: each row of each lane for itself, so that a tile has
+ * the same codes when it is taken out again (fix.cuh). */
+template <typename T, int MT> __device__ __forceinline__ void tops_8(Scores<MT> &from, float (&top)[2 * MT])
+{
+    float largest[2 * MT];
+    bool far = false;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -162,8 +175,40 @@ template <typename T, int MT> __device__ __forceinline__ void tops_8(const Score
                 for (int n = 1; n < 8; n++)
                     most = fmaxf(most, fmaxf(from.s[mt][n][2 * h], from.s[mt][n][2 * h + 1]));
             }
-            top[2 * mt + h] = quad_max(fmaf(most, from.scale[2 * mt + h], from.zero[2 * mt + h]));
+            const int r = 2 * mt + h;
+            largest[r] = most;
+            top[r] = fmaf(most, from.scale[r], from.zero[r]);
+            far = far || is_far<T>(top[r], from.zero[r]);
         }
+    if (!T::QK_E4M3 && __any_sync(0xffffffffu, far)) {
+        constexpr float NONE = T::FINE ? 0.0f : MAGIC; /* s of a score of 0 */
+#pragma unroll
+        for (int r = 0; r < 2 * MT; r++) {
+            if (!is_far<T>(top[r], from.zero[r]) || largest[r] == -CUDART_INF_F)
+                continue;
+            from.zero[r] = top[r] = __fmul_rn(largest[r] - NONE, from.scale[r]);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 2 * (r % 2); i < 2 * (r % 2) + 2; i++)
+                    from.s[r / 2][n][i] -= largest[r];
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++)
+        top[r] = quad_max(top[r]);
+}
+
+/* RANGE·P = 2^(s·scale + shift). Where scores are far, s <= 0, and zero is top in one lane and less in others: however
+ * sums are rounded, no code is beyond RANGE, and the largest is not 0. */
+template <typename T> __device__ __forceinline__ float code_shift(float top, float zero)
+{
+    if constexpr (T::FINE)
+        return zero - top + T::LOG2_RANGE;
+    else if constexpr (T::QK_E4M3)
+        return T::LOG2_RANGE - top + zero;
+    else
+        return fminf(T::LOG2_RANGE - top + zero, T::LOG2_RANGE); /* elsewhere zero is far below top */
 }
 
 /* Four numbers 0 … 255 → bytes, rounded. */
@@ -184,7 +229,7 @@ __device__ __forceinline__ void probabilities_8(const Scores<MT> &from, const fl
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int r = 2 * mt + h;
-            const float shift = T::LOG2_RANGE - (PARTLY && top[r] == -CUDART_INF_F ? 0.0f : top[r]) + from.zero[r];
+            const float shift = code_shift<T>(PARTLY && top[r] == -CUDART_INF_F ? 0.0f : top[r], from.zero[r]);
 #pragma unroll
             for (int n = 0; n < 8; n += 2) {
                 float x[4];
