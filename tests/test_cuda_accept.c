@@ -50,6 +50,7 @@ static void test_traits(void **state)
         {"cold", "", APA_CUDA_INT8},
         {"apa", "cold_format=int8", APA_CUDA_INT8},
         {"apa", "skip=on", APA_CUDA_INT8},
+        {"apa", "eps_by=call", APA_CUDA_INT8},
         {"cold", "skip=on pv_format=e4m3", APA_CUDA_INT8_E4M3},
         {"apa", "qk_scale_granularity=row", APA_CUDA_INT8_FINE},
         {"apa", "v_scale_granularity=tile-channel", APA_CUDA_INT8_FINE},
@@ -91,6 +92,9 @@ static void test_refusals(void **state)
         {"apa", "group=32", "group"},
         {"apa", "tile=32", "tile"},
         {"apa", "smooth_v=on", "smooth_v"},
+        {"apa", "smooth_q=on", "smooth_q"},
+        {"apa", "eps_by=row", "eps_by"},
+        {"apa-e4m3", "qk_format=exact", "qk_format"},
         {"apa", "skip=on qk_scale_granularity=row", "skip"},
         {"apa-e4m3", "skip=on", "skip"},
         {"apa-nvfp4", "skip=on", "skip"},
@@ -119,12 +123,13 @@ static void test_all_hot(void **state)
 {
     (void)state;
     const apa_recipe exact = resolved("exact", ""), below = resolved("apa-mxfp4", "eps=-1"),
-                     cold = resolved("cold", "");
+                     cold = resolved("cold", ""), by_row = resolved("exact", "eps_by=row smooth_q=on qk_format=exact");
     assert_true(apa_cuda_all_hot(&exact));
     assert_true(apa_cuda_all_hot(&below));
     assert_false(apa_cuda_all_hot(&cold));
     assert_int_equal(apa_cuda_accept(context, &exact), APA_STATUS_OK);
     assert_int_equal(apa_cuda_accept(context, &below), APA_STATUS_OK);
+    assert_int_equal(apa_cuda_accept(context, &by_row), APA_STATUS_OK);
 }
 
 /* FP16 sums: taken with their own end, of f16 alone. */

@@ -5,7 +5,7 @@
 #include "support/problems.h"
 #include "support/test.h"
 
-enum { GROUPS = 8, STATES = 32 };
+enum { GROUPS = 12, STATES = 32 };
 
 /* State of a group: bits fix of the first and second tile, hot of the two, apart. */
 static uint32_t bit(int state, int which)
@@ -16,7 +16,7 @@ static uint32_t bit(int state, int which)
 /* How often an entry adds (+1) or takes out (-1) a tile of a group. */
 static int changes(const apa_wgmma_fix *fix, int group, int tile)
 {
-    const int there = (int)(fix->groups >> (8 * tile + group) & 1), out = (int)(fix->groups >> (16 + group) & 1);
+    const int there = (int)((tile == 0 ? fix->first : fix->second) >> group & 1), out = (int)(fix->out >> group & 1);
     return there == 0 ? 0 : out != 0 ? -1 : 1;
 }
 
@@ -36,17 +36,16 @@ static void check_group(const apa_wgmma_pair_fix *both, int group, int state)
 
 static void check_pair(const int *state)
 {
-    uint32_t fix = 0, hot = 0, apart = 0;
-    for (int g = 0; g < GROUPS; g++) {
-        fix |= bit(state[g], 0) << g | bit(state[g], 1) << (8 + g);
-        hot |= bit(state[g], 2) << g | bit(state[g], 3) << (8 + g);
-        apart |= bit(state[g], 4) << g;
-    }
-    const apa_wgmma_pair_fix both = apa_wgmma_fix_of_pair(77, fix, hot, apart);
+    uint32_t mask[5] = {0};
+    for (int g = 0; g < GROUPS; g++)
+        for (int i = 0; i < 5; i++)
+            mask[i] |= bit(state[g], i) << g;
+    const apa_wgmma_pair_fix both = apa_wgmma_fix_of_pair(77, mask[0], mask[1], mask[2], mask[3], mask[4]);
     assert_true(both.now.pair == 77 && both.then.pair == 77);
-    assert_true((both.now.groups & 0xffff) != 0 || (fix & 0xffff) == 0); /* the ring is fed with it */
-    assert_true((both.then.groups & 0xffff) != 0 || both.then.groups == 0);
-    assert_true(((both.now.groups | both.then.groups) >> 24) == 0);
+    assert_true((both.now.first | both.now.second) != 0 || (mask[0] | mask[1]) == 0); /* the ring is fed with it */
+    assert_true((both.now.out & ~(both.now.first | both.now.second)) == 0);
+    assert_true((both.then.out & ~(both.then.first | both.then.second)) == 0);
+    assert_true((both.now.first | both.now.second | both.then.first | both.then.second) >> GROUPS == 0);
     for (int g = 0; g < GROUPS; g++)
         check_group(&both, g, state[g]);
 }

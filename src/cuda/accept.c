@@ -47,6 +47,7 @@ static apa_recipe without_cold_knobs(const apa_recipe *recipe)
     plain.p_sum = APA_P_SUM_QUANTISED;
     plain.p_map = APA_P_MAP_EXP;
     plain.p_phase = plain.smooth_q = APA_TOGGLE_OFF;
+    plain.eps_by = APA_EPS_BY_CALL;
     plain.q_mean = APA_Q_MEAN_BLOCK;
     plain.smooth_k_stride = 1;
     plain.qk_accum = plain.pv_accum = APA_ACCUMULATOR_F64;

@@ -53,6 +53,8 @@ typedef struct apa_cuda_job {
 
     /* the adaptive method */
     float log2_eps, eps; /* eps >= 1: no candidates */
+    float eps_root;      /* ε is by row: ε·sqrt(tiles of the call), */
+    float eps_most;      /* ... and what a group's may be at most; eps_root 0: it is the same for all */
     int32_t smooth, hadamard, early_tiles;
     int32_t trait, hold_all, second_look; /* hold_all: no candidate is added in pass 1 */
     float tau, delta;                     /* frame rules of NVFP4, log2 units */

@@ -234,6 +234,19 @@ __device__ __forceinline__ void named_barrier(int which, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
+/* The same for threads that come from different places of the program: the other form promises that all of them wait at
+ * one instruction. */
+__device__ __forceinline__ void named_barrier_anywhere(int which, int threads)
+{
+    asm volatile("barrier.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
+
+/* A line of 128 bytes of global memory into the second-level cache. */
+__device__ __forceinline__ void prefetch_line(const void *line)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
 __device__ __forceinline__ float4 load_shared_float4(uint32_t address)
 {
     float4 r;

@@ -48,6 +48,24 @@ __device__ __forceinline__ Row row_of(const apa_cuda_job &job, const Unit &unit,
     return row;
 }
 
+/* Tiles between the first and the last key that a row sees. */
+__device__ __forceinline__ int tiles_seen(int first, int end)
+{
+    return first < end ? (end - 1) / APA_CUDA_TILE - first / APA_CUDA_TILE + 1 : 0;
+}
+
+/* ε of a group whose rows see at most `tiles` tiles (apa_recipe_group_eps()). */
+__device__ __forceinline__ float group_eps(const apa_cuda_job &job, int tiles)
+{
+    return job.eps_root > 0.0f && tiles > 0 ? fminf(job.eps_root * rsqrtf(static_cast<float>(tiles)), job.eps_most)
+                                            : job.eps;
+}
+
+__device__ __forceinline__ float group_log2_eps(const apa_cuda_job &job, int tiles)
+{
+    return job.eps_root > 0.0f && tiles > 0 ? log2f(group_eps(job, tiles)) : job.log2_eps;
+}
+
 /* Piece of work `item` of unit_count·splits (order.h). */
 __device__ __forceinline__ Unit unit_of(const apa_cuda_job &job, int64_t item, int splits)
 {

@@ -97,6 +97,54 @@ static void test_families(void **state)
                    "options:");
 }
 
+/* Formats of cold tiles on Hopper: scores are E4M3 at D 128, and those of the inputs at D 64, where no mean comes off
+ * the queries. What is refused is cuda:warp's, if anybody's. */
+static void test_formats(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *knob, *value;
+        const char *refused[2]; /* at D 64, at D 128: the knob that the refusal names, NULL: taken */
+        bool warp[2];           /* whether cuda:warp takes it */
+    } rows[] = {
+        {"apa", NULL, NULL, {NULL, NULL}, {true, true}},
+        {"cold", NULL, NULL, {NULL, NULL}, {true, true}},
+        {"apa-e4m3", NULL, NULL, {NULL, NULL}, {true, true}},
+        {"apa-e4m3", "qk_format", "e4m3", {"qk_format:", NULL}, {true, true}},
+        {"apa-e4m3", "qk_format", "exact", {NULL, "qk_format:"}, {false, false}},
+        {"apa-e4m3", "pv_format", "int8", {"pv_format:", "pv_format:"}, {false, false}},
+        {"apa", "pv_format", "e4m3", {"qk_format:", "qk_format:"}, {true, true}},
+        {"apa", "smooth_q", "on", {"smooth_q:", NULL}, {false, false}},
+        {"apa", "smooth_q", "off", {NULL, NULL}, {true, true}},
+        {"apa", "p_phase", "off", {NULL, NULL}, {true, true}},
+        {"apa", "v_scale_granularity", "tile-channel", {"v_scale_granularity:", "v_scale_granularity:"}, {true, true}},
+        {"apa", "hadamard", "on", {"hadamard:", "hadamard:"}, {true, true}},
+        {"apa", "eps_by", "call", {NULL, NULL}, {true, true}},
+        {"apa", "eps_by", "row", {NULL, NULL}, {false, false}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int wide = 0; wide < 2; wide++) {
+            const shape s = {1, 6, 2, 500, 3000, wide ? 128 : 64, 1, -1};
+            const apa_problem p = problem_of(&s);
+            const apa_recipe recipe = recipe_of(rows[i].method, rows[i].knob, rows[i].value);
+            apa_cuda_options options;
+            apa_cuda_plan plan;
+            apa_cuda_options_init(&options);
+            for (int warp = 0; warp < 2; warp++) {
+                const bool taken = warp ? rows[i].warp[wide] : rows[i].refused[wide] == NULL;
+                options.family = warp ? "warp" : "wgmma";
+                if (taken) {
+                    run_call(&h200, &p, &recipe, &options, warp ? "cuda:warp" : "cuda:wgmma");
+                    continue;
+                }
+                at.target = h200;
+                apa_cuda_plan_init(&plan);
+                expect_refusal(apa_cuda_attention_plan(context, &p, &recipe, &options, &plan), APA_STATUS_UNSUPPORTED,
+                               warp ? "" : rows[i].refused[wide]);
+            }
+        }
+}
+
 /* ------------------------------------------------------------------------------- sequences that differ */
 
 static void check_ragged(const char *family, const char *engine, const char *method, const int64_t *cu_q,
@@ -276,7 +324,8 @@ static void test_kept(void **state)
     (void)state;
     const apa_recipe fine = recipe_of("apa", "qk_scale_granularity", "row"), apa = recipe_of("apa", NULL, NULL);
     const shape few = {2, 6, 2, 300, 1500, 64, 1, -1},
-                many = {2, 99, 33, 300, 1500, 64, 1, -1}; /* 528 units: blocks of Hopper's do both passes */
+                many = {2, 99, 33, 300, 1500, 64, 1, -1}, /* 528 units: blocks of Hopper's do both passes */
+        biased = {2, 99, 33, 300, 1500, 128, 1, -1};      /* and biases, which are no part of what is kept */
     static const int64_t keys[] = {0, 63, 64, 1000, 1088, 1471, 1500};
     static const int32_t warp[] = {0, 0, 1, 15, 17, 22, 23}, wgmma[] = {0, 0, 0, 14, 16, 22, 22};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -285,6 +334,8 @@ static void test_kept(void **state)
         assert_int_equal(at.both_launches, 0);
         check_kept(&many, &apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
         assert_int_equal(at.both_launches, 1);
+        check_kept(&biased, &apa, "cuda:wgmma", keys[i], 0, wgmma[i]);
+        assert_true(at.both_launches == 1 && at.job[0].smooth_q);
     }
     check_kept(&few, &apa, "cuda:wgmma", 0, 1, 0);
 }
@@ -420,14 +471,9 @@ static void test_bounded_refusals(void **state)
 int apa_test_calls(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_ragged),
-        cmocka_unit_test(test_ragged_refusals),
-        cmocka_unit_test(test_paged),
-        cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_kept_refusals),
-        cmocka_unit_test(test_bounded),
-        cmocka_unit_test(test_bounded_refusals),
+        cmocka_unit_test(test_families),        cmocka_unit_test(test_formats), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_ragged_refusals), cmocka_unit_test(test_paged),   cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_kept_refusals),   cmocka_unit_test(test_bounded), cmocka_unit_test(test_bounded_refusals),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -280,6 +280,14 @@ static inline double __longlong_as_double(long long x)
 {
     return same_bits<double>(x);
 }
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+static inline float rsqrtf(float x)
+{
+    return 1.0f / std::sqrt(x);
+}
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);

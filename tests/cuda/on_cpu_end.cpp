@@ -7,9 +7,11 @@
 #include <random>
 
 enum { HKV = 2, G = 3, MORE_ROOM = 3 /* tiles */ };
+constexpr float EPS = 0.02f;
 
 struct shape {
     int D, Sq, Skv, splits, hot_splits, early_tiles, packing_rows, counted, f16_out;
+    int eps_by_row = 0, left = -1; /* left: keys before its own that a row sees; -1: all */
 };
 
 static std::mt19937 random_bits(3);
@@ -46,15 +48,29 @@ struct call {
     {
         return apa_cuda_is_early(&job, static_cast<int32_t>(unit % job.units) * 128, 128) != 0;
     }
-    /* Keys that a row sees, its number among all rows of the output; 0 and -1 for padding. */
-    int sees(size_t unit, int r, int64_t *row = nullptr) const
+    struct keys {
+        int first, end;
+        bool some() const
+        {
+            return first < end;
+        }
+        bool in(int tile) const
+        {
+            return some() && first < (tile + 1) * 64 && end > tile * 64;
+        }
+    };
+    /* Keys that a row sees, its number among all rows of the output; none and -1 for padding. */
+    keys sees(size_t unit, int r, int64_t *row = nullptr) const
     {
         const int at = static_cast<int>(unit % job.units) * 128 + r, position = s.packing_rows ? at / G : at % job.Sq16,
                   in_group = s.packing_rows ? at % G : at / job.Sq16;
         const bool real = at < job.rows && position < s.Sq;
         if (row != nullptr)
             *row = real ? (static_cast<int64_t>(unit) / job.units * G + in_group) * s.Sq + position : -1;
-        return real ? std::max(0, std::min(s.Skv, position + s.Skv - s.Sq + 1)) : 0;
+        if (!real)
+            return {0, 0};
+        const int own = position + s.Skv - s.Sq;
+        return {s.left < 0 ? 0 : std::max(0, own - s.left), std::max(0, std::min(s.Skv, own + 1))};
     }
 
   private:
@@ -74,10 +90,12 @@ struct call {
         job.rows = (s.packing_rows ? s.Sq : job.Sq16) * G;
         job.units = (job.rows + 127) / 128;
         job.line = s.packing_rows ? job.rows : job.Sq16;
-        job.first_offset = -(INT64_C(1) << 40);
+        job.first_offset = s.left < 0 ? -(INT64_C(1) << 40) : s.Skv - s.Sq - s.left;
         job.end_offset = s.Skv - s.Sq + 1;
-        job.eps = 0.02f;
-        job.log2_eps = std::log2(0.02f);
+        job.eps = EPS;
+        job.log2_eps = std::log2(EPS);
+        job.eps_root = s.eps_by_row ? EPS * std::sqrt(static_cast<float>(job.tiles)) : 0.0f;
+        job.eps_most = 0.1f;
         job.second_look = job.judged = 1;
         job.early_tiles = s.early_tiles;
         const int early = s.early_tiles * 64 - (s.Skv - s.Sq);
@@ -107,7 +125,9 @@ struct call {
                                 : chance(0.1f)  ? APA_CUDA_CANDIDATE_HELD
                                 : chance(0.05f) ? APA_CUDA_SKIPPED_TILE
                                                 : 0);
-        fill(mass, rows * tiles, [] { return between(-4, 10); });
+        /* of 16 rows few decide, or most groups would be hot whatever ε is */
+        const float decides = s.eps_by_row ? 0.05f : 1.0f;
+        fill(mass, rows * tiles, [=] { return chance(decides) ? between(-4, 10) : -20.0f; });
         fill(part_frame, splits * rows, [] { return chance(0.1f) ? -INFINITY : between(0, 10); });
         fill(part_lambda, splits * rows, [] { return between(0, 20); });
         fill(part_sum, splits * rows, [] { return between(0, 20); });
@@ -157,15 +177,29 @@ struct call {
     }
 };
 
+/* ε of a group: that of the call, or the larger the fewer of the call's tiles its rows see, up to 0.1. */
+static double eps_of(const call &c, size_t unit, int group)
+{
+    int most = 0;
+    for (int r = 0; r < 16; r++) {
+        const call::keys sees = c.sees(unit, group * 16 + r);
+        int tiles = 0;
+        for (int tile = sees.first / 64; tile <= (sees.end - 1) / 64 && sees.some(); tile++)
+            tiles++;
+        most = std::max(most, tiles);
+    }
+    return c.s.eps_by_row && most > 0 ? std::min(EPS * std::sqrt(c.job.tiles / double(most)), 0.1) : EPS;
+}
+
 /* log2 of ε times a row's λ. */
-static float least_mass(const call &c, size_t row)
+static float least_mass(const call &c, size_t row, double eps)
 {
     double frame = -INFINITY, sum = 0.0;
     for (size_t at = row; at < c.part_frame.size(); at += c.rows)
         frame = std::max(frame, double{c.part_frame[at]});
     for (size_t at = row; at < c.part_frame.size() && frame > -INFINITY; at += c.rows)
         sum += c.part_lambda[at] * std::exp2(c.part_frame[at] - frame);
-    return static_cast<float>(frame == -INFINITY ? frame : frame + std::log2(sum)) + c.job.log2_eps;
+    return static_cast<float>(frame == -INFINITY ? frame : frame + std::log2(sum)) + static_cast<float>(std::log2(eps));
 }
 
 /* One group's verdict on a tile, and the bits of it in the two lists. */
@@ -181,12 +215,14 @@ static verdict_of_group check_verdict(const call &c, size_t unit, size_t tile, i
     const int kind = early || c.candidate[at] == APA_CUDA_SKIPPED_TILE ? 0 : c.candidate[at]; /* skipped: cold */
     const bool forced =
         early || c.poisoned[unit / c.job.units * c.job.room + tile] != 0 || c.all_hot[unit * 8 + group] != 0;
+    const double eps = kind != 0 ? eps_of(c, unit, group) : EPS;
     bool hot = false;
     int rows = 0;
     for (int r = 0; r < 16; r++) {
-        const int sees = c.sees(unit, group * 16 + r);
-        rows += sees > static_cast<int>(tile) * 64;
-        hot = hot || (kind != 0 && sees > 0 && c.mass[at * 16 + r] > least_mass(c, unit * 128 + group * 16 + r));
+        const call::keys sees = c.sees(unit, group * 16 + r);
+        rows += sees.in(static_cast<int>(tile));
+        hot =
+            hot || (kind != 0 && sees.some() && c.mass[at * 16 + r] > least_mass(c, unit * 128 + group * 16 + r, eps));
     }
     if (rows == 0)
         return {false, false};
@@ -196,7 +232,7 @@ static verdict_of_group check_verdict(const call &c, size_t unit, size_t tile, i
     counts[APA_CUDA_CANDIDATES] += static_cast<uint64_t>(hot || kind != 0 ? rows : 0);
     for (int r = 0; r < 16 && c.s.counted; r++) {
         int64_t row;
-        if (c.sees(unit, group * 16 + r, &row) > static_cast<int>(tile) * 64)
+        if (c.sees(unit, group * 16 + r, &row).in(static_cast<int>(tile)))
             expect(c.verdict[static_cast<size_t>(row) * c.tiles + tile] == hot, "verdict", row, tile);
     }
     return {hot, !forced && kind == (hot ? APA_CUDA_CANDIDATE_ADDED : APA_CUDA_CANDIDATE_HELD)};
@@ -312,9 +348,10 @@ static void check(const shape &s)
             else if (row >= 0)
                 check_row(c, unit, r, row, written);
         }
-    printf("judge, finish D %d %d x %d, splits %d and %d, early tiles %d, packing %s: %lld of %lld wrong\n", s.D, s.Sq,
-           s.Skv, s.splits, s.hot_splits, s.early_tiles, s.packing_rows ? "rows" : "head",
-           static_cast<long long>(wrong), static_cast<long long>(checked));
+    printf("judge, finish D %d %d x %d, splits %d and %d, early tiles %d, packing %s, left %d, eps by %s: %lld of %lld "
+           "wrong\n",
+           s.D, s.Sq, s.Skv, s.splits, s.hot_splits, s.early_tiles, s.packing_rows ? "rows" : "head", s.left,
+           s.eps_by_row ? "row" : "call", static_cast<long long>(wrong), static_cast<long long>(checked));
 }
 
 int main()
@@ -325,5 +362,9 @@ int main()
     check({128, 150, 550, 3, 1, 8, 1, 0, 1});
     check({64, 10, 40000, 37, 8, 0, 1, 1, 0}); /* more than 32 parts, more tiles than threads of the small block */
     check({256, 20, 200, 2, 2, 0, 0, 0, 1});
+    check({64, 1000, 1000, 2, 1, 0, 0, 1, 0, 1}); /* groups of 1 … 16 tiles, ε from 0.1 to 0.02 */
+    check({64, 500, 900, 1, 2, 8, 1, 1, 1, 1});
+    check({64, 400, 3000, 2, 1, 0, 0, 1, 0, 1, 150}); /* three or four tiles of 47 that do not begin at the first */
+    check({64, 60, 20, 1, 1, 0, 0, 1, 0, 1});         /* groups, and rows of others, that see nothing */
     return wrong == 0 ? 0 : 1;
 }

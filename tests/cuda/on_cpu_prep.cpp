@@ -28,12 +28,12 @@ static float2 unpack_e4m3(uint32_t codes)
 
 #include <random>
 
-enum { HKV = 2, MORE_ROOM = 3 /* tiles */ };
+enum { HKV = 2, MORE_ROOM = 3 /* tiles */, QUERY_ROW = 128 /* bytes of a query's codes */ };
 
 struct shape {
     int bf16, Skv, Sq, stride /* 0: no smoothing */, early_tiles, packing_rows;
     float size; /* of keys and values */
-    int G = 2, smooth_q = 0, p_phase = 0, negate = 0;
+    int G = 2, smooth_q = 0 /* of D 128 alone */, p_phase = 0, negate = 0;
     float spike = 0.0f; /* two queries of each head, of opposite signs, so large */
     int slots = 0;      /* blocks do both passes: there are no candidates of units to clear, but slots */
 };
@@ -159,7 +159,7 @@ template <int D> struct call {
         largest.assign(HKV, 9e9f);
         blob.assign(HKV * pairs * Pair<D>::BYTES, 0xee);
         poisoned.assign(static_cast<size_t>(HKV * job.room), 9);
-        q_codes.assign(units * 128 * D, 0xee);
+        q_codes.assign(units * 128 * QUERY_ROW, 0xee);
         q_scale.resize(units * 128);
         shift.resize(units * 128);
         all_hot.assign(units * 8, 7);
@@ -195,6 +195,36 @@ static uint8_t code(float x)
     return static_cast<uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
 }
 
+/* Codes of Q and K: FP16 at D 64, whose scores are those of the inputs, E4M3 at D 128. The largest ones' products add
+ * up to what FP16 sums hold. */
+template <int D> constexpr float LARGEST = D == 64 ? 31.0f : 14.0f;
+static_assert(31 * 31 * 64 < 65504 && 14 * 14 * 128 < 65504);
+
+template <int D> static uint16_t qk_code(float x)
+{
+    return D == 64 ? bits_16(x, false) : code(x);
+}
+
+template <int D> static float qk_value(uint16_t code)
+{
+    return D == 64 ? value_16(code, false) : value_e4m3(code);
+}
+
+/* Code of a channel in a row of 128 bytes, whose byte `byte` lies at place(byte). */
+template <int D, typename F> static uint16_t qk_code_at(const uint8_t *from, int d, F place)
+{
+    if (D == 128)
+        return from[place(d)];
+    return static_cast<uint16_t>(from[place(2 * d)] | from[place(2 * d + 1)] << 8);
+}
+
+/* The same number: -0 is 0. */
+template <int D> static bool same_code(uint16_t a, uint16_t b)
+{
+    const uint16_t sign = D == 64 ? 0x8000 : 0x80;
+    return a == b || (a | b) == sign;
+}
+
 template <int D> static void check_mean(const call<D> &c, int h)
 {
     for (int d = 0; d < D; d++) {
@@ -222,6 +252,11 @@ template <int D> static PairMeta meta_of(const call<D> &c, int h, int number)
     return meta;
 }
 
+/* V follows 128 rows of K of 128 bytes. */
+template <int D> constexpr int V_AT = 128 * 128;
+static_assert(Pair<64>::K == 0 && Pair<64>::BYTES == 128 * 128 + 64 * 128 + 64);
+static_assert(Pair<128>::K == 0 && Pair<128>::BYTES == 128 * 128 + 128 * 128 + 64);
+
 /* Codes, scales and flags of a pair; returns the largest square of a key's norm. */
 template <int D> static float check_pair(const call<D> &c, int h, int number)
 {
@@ -241,7 +276,7 @@ template <int D> static float check_pair(const call<D> &c, int h, int number)
         }
         square_most = std::max(square_most, square);
     }
-    const float k_scale = power_of_two(k_most * (1.0f / QK_LARGEST)),
+    const float k_scale = power_of_two(k_most * (1.0f / LARGEST<D>)),
                 v_scale = power_of_two(v_most * (1.0f / V_LARGEST));
     const uint8_t *blob = blob_of(c, h, number);
     const PairMeta meta = meta_of(c, h, number);
@@ -256,11 +291,13 @@ template <int D> static float check_pair(const call<D> &c, int h, int number)
         const int key = first + place, of_v = first + place / 32 * 32 + key_of_slot(place % 32);
         const bool k_there = key < end && c.finite_key(h, key), v_there = of_v < end && c.finite_value(h, of_v);
         for (int d = 0; d < D; d++) {
-            const uint8_t k_due = k_there ? code((c.key(h, key, d) - mean[d]) / k_scale) : 0,
-                          k_is = blob[Pair<D>::K + key_piece<D>(place, d / 16) + d % 16],
-                          v_due = v_there ? code(c.value(h, of_v, d) / v_scale) : 0,
-                          v_is = blob[Pair<D>::V + swizzled(d, place / 16) + place % 16];
-            expect(k_is == k_due || (k_is | k_due) == 0x80, "code of K", key, d); /* -0 and 0 */
+            const uint16_t k_due = k_there ? qk_code<D>((c.key(h, key, d) - mean[d]) / k_scale) : 0,
+                           k_is = qk_code_at<D>(blob, d, [&](int byte) {
+                               return static_cast<int>(swizzled(place, byte / 16)) + byte % 16;
+                           });
+            const uint8_t v_due = v_there ? code(c.value(h, of_v, d) / v_scale) : 0,
+                          v_is = blob[V_AT<D> + swizzled(d, place / 16) + place % 16];
+            expect(same_code<D>(k_is, k_due) && std::fabs(qk_value<D>(k_is)) <= LARGEST<D>, "code of K", key, d);
             expect(v_is == v_due, "code of V", of_v, d);
         }
     }
@@ -340,6 +377,30 @@ template <int D> static void check_bias(const call<D> &c, int h, int number)
         }
 }
 
+/* Where byte `byte` of row r of a group's codes lies: A operands of 32 bytes a row. */
+static int place_of_query(int r, int byte)
+{
+    const int step = byte / 32, in_step = byte % 32;
+    return (step * 32 + r % 8 * 4 + in_step % 16 / 4) * 16 + (in_step / 16 * 2 + r / 8) * 4 + in_step % 4;
+}
+
+/* Codes of `x`, which the kernel multiplies in FP32, in two parts: within 2^-22 of the product. E4M3 has so few codes
+ * that this is on the edge of none in these inputs. */
+template <int D> static bool is_code_of(uint16_t is, double x)
+{
+    if (D == 128)
+        return is == qk_code<D>(static_cast<float>(x));
+    const float least = static_cast<float>(x * (1.0 - 0x1p-22)), most = static_cast<float>(x * (1.0 + 0x1p-22));
+    return same_code<D>(is, qk_code<D>(least)) || same_code<D>(is, qk_code<D>(most));
+}
+
+/* What a score may lose to codes, in octaves, beside the rounding of their mantissas (RELATIVE of a channel). */
+template <int D> constexpr double RELATIVE = D == 64 ? 1.0 / 2047 : 1.0 / 15;
+template <int D> static double most_lost()
+{
+    return D == 64 ? 1e-4 : std::sqrt(D / 144.0);
+}
+
 /* A group's codes, scales, shifts, and whether it is hot throughout. */
 template <int D> static void check_group(const call<D> &c, int unit, int group)
 {
@@ -355,6 +416,7 @@ template <int D> static void check_group(const call<D> &c, int unit, int group)
         /* padding of a group counts as rows of its head */
         const int hq = h * G + (at < job.rows ? in_group : 0);
         float x[D], most = 0.0f;
+        double exact[D];
         double dot = 0.0, square = 0.0, mean_square = 0.0;
         const bool finite = !real || c.finite_query(hq, position);
         for (int d = 0; d < D; d++) {
@@ -363,37 +425,37 @@ template <int D> static void check_group(const call<D> &c, int unit, int group)
         }
         for (int d = 0; d < D; d++) {
             const float q_mean = c.s.smooth_q ? c.q_mean[hq * D + d] : 0.0f;
-            x[d] = finite ? static_cast<float>((x[d] - q_mean) * of_scores.change) : 0.0f;
+            exact[d] = finite ? (x[d] - q_mean) * of_scores.change : 0.0;
+            x[d] = static_cast<float>(exact[d]);
             most = std::max(most, std::fabs(x[d]));
             square += double{x[d]} * x[d];
             mean_square += double{q_mean} * q_mean;
         }
-        const float scale = c.s.smooth_q ? c.q_head_scale[hq] : power_of_two(most * (1.0f / QK_LARGEST));
+        const float scale = c.s.smooth_q ? c.q_head_scale[hq] : power_of_two(most * (1.0f / LARGEST<D>));
         const double largest = job.c * (std::sqrt(square) + std::sqrt(mean_square)) * std::sqrt(c.largest[h]);
         const int sees = real ? (position + job.Skv - job.Sq) / 64 + 1 : 0;
         many = many || sees > job.early_tiles;
-        const double norm = std::sqrt(c.largest[h]),
-                     bound = c.s.smooth_q ? job.c * scale * norm / 1024.0 : 0.0;
-        unjudged = unjudged || (sees > 0 && (!finite || of_scores.unit * scale * norm > 7.0 * 65504.0 || bound > 1.0 / 12 ||
-                                             !(largest <= (c.s.p_phase ? 365.0 : 1900.0))));
+        const double norm = std::sqrt(c.largest[h]), bound = c.s.smooth_q ? job.c * scale * norm / 1024.0 : 0.0;
+        unjudged = unjudged || (sees > 0 && (!finite || of_scores.unit * scale * norm > 7.0 * 65504.0 ||
+                                             bound > 1.0 / 12 || !(largest <= (c.s.p_phase ? 365.0 : 1900.0))));
         expect(c.q_scale[row] == of_scores.unit * scale, "scale of Q", unit, row);
-        /* codes lose a 16th of a channel, and of the score next to nothing else where the group is judged */
+        /* codes lose a 16th of a channel (FP16: a 2048th), and of the score next to nothing else where the group is
+         * judged */
         double lost = 0.0;
         for (int d = 0; d < D; d++) {
-            const double error = std::fabs(x[d] - double{value_e4m3(code(x[d] / scale))} * scale),
-                         rest = error - std::fabs(x[d]) / 15.0;
+            const double error = std::fabs(x[d] - double{qk_value<D>(qk_code<D>(x[d] / scale))} * scale),
+                         rest = error - std::fabs(x[d]) * RELATIVE<D>;
             lost += rest > 0.0 ? rest * rest : 0.0;
         }
         lost = job.c * std::sqrt(lost * c.largest[h]);
-        expect(!real || sees <= 0 || c.all_hot[static_cast<size_t>(unit) * 8 + group] != 0 || lost <= std::sqrt(D / 144.0),
+        expect(!real || sees <= 0 || c.all_hot[static_cast<size_t>(unit) * 8 + group] != 0 || lost <= most_lost<D>(),
                "octaves of a score lost to the scale of the head", unit, row);
         expect(near(c.shift[row], isfinite(dot) ? dot * job.c_exact : 0.0, 1e-5), "shift", unit, row);
         for (int d = 0; d < D; d++) {
-            const int d32 = d % 32;
-            const size_t place = static_cast<size_t>((d / 32 * 32 + r % 8 * 4 + d32 % 16 / 4) * 16 +
-                                                     (d32 / 16 * 2 + r / 8) * 4 + d32 % 4);
-            expect(c.q_codes[(static_cast<size_t>(unit) * 8 + group) * 16 * D + place] == code(x[d] / scale),
-                   "code of Q", row, d);
+            const uint16_t is =
+                qk_code_at<D>(c.q_codes.data() + (static_cast<size_t>(unit) * 8 + group) * 16 * QUERY_ROW, d,
+                              [&](int byte) { return place_of_query(r, byte); });
+            expect(is_code_of<D>(is, exact[d] / scale), "code of Q", row, d);
         }
     }
     expect(c.all_hot[static_cast<size_t>(unit) * 8 + group] == (unjudged || (job.early_tiles > 0 && !many)), "all hot",
@@ -481,20 +543,27 @@ int main()
     check<128>({1, 330, 300, 2, 3, 0, 1e-3f});
     check<64>({0, 460, 300, 3, 4, 0, 3000.0f}); /* scores beyond the format */
     check<64>({1, 129, 100, 0, 1, 1, 1.0f});
+    check<64>({1, 460, 300, 2, 4, 0, 1e-4f});
+    check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 0, 1, 0});
+    check<64>({1, 390, 300, 1, 0, 0, 30.0f, 3, 0, 1, 1}); /* scores at the end of what phases leave */
+    check<64>({0, 390, 300, 1, 0, 0, 1.0f, 2, 0, 0, 0, 20000.0f});
+    check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 0, 0, 1, 1e6f});
+    check<64>({0, 330, 150, 1, 3, 0, 1.0f, 2, 0, 1, 0, 0.0f, 5}); /* for blocks that do both passes */
     check<128>({0, 600, 500, 4, 5, 1, 1e-4f});
     check<128>({0, 330, 150, 1, 0, 0, 1.0f, 3, 1, 1, 1});
-    check<64>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
-    check<64>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 1, 1, 0});  /* as many query heads as biases have room for */
+    check<128>({1, 460, 300, 2, 4, 0, 1.0f, 2, 1, 0, 0});
+    check<128>({0, 200, 20, 1, 0, 0, 1e-3f, 8, 1, 1, 0}); /* as many query heads as biases have room for */
     check<128>({1, 200, 20, 2, 0, 0, 1.0f, 7, 1, 0, 1});
     check<128>({1, 390, 40, 0, 0, 0, 30.0f, 2, 1, 1, 0}); /* scores beyond the format, and no mean of K */
     /* one query's size sets the scale of its head */
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 2000.0f});
     check<128>({0, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 20000.0f});
-    check<64>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
-    check<64>({0, 330, 150, 1, 3, 0, 1.0f, 2, 1, 1, 0, 0.0f, 5}); /* for blocks that do both passes */
+    check<128>({1, 390, 300, 1, 0, 0, 1.0f, 2, 1, 1, 0, 1e6f});
+    check<128>({0, 330, 150, 1, 3, 0, 1.0f, 2, 1, 1, 0, 0.0f, 5}); /* for blocks that do both passes */
+    check_kept<64>({1, 460, 20, 1, 0, 0, 1.0f, 5, 0, 1, 0}, 4);
     check_kept<128>({0, 460, 20, 1, 0, 0, 1.0f, 5, 1, 1, 0}, 4);
-    check_kept<64>({1, 1400, 20, 1, 0, 0, 1.0f, 3, 1, 1, 1}, 22); /* all of them; two blocks' pairs */
+    check_kept<128>({1, 1400, 20, 1, 0, 0, 1.0f, 3, 1, 1, 1}, 22); /* all of them; two blocks' pairs */
     check_many_queries<128>({1, 100, 8300, 1, 0, 0, 1.0f, 1, 1, 1, 1});
-    check_many_queries<64>({0, 100, 33000, 1, 0, 0, 1.0f, 1, 1, 1, 0});
+    check_many_queries<128>({0, 100, 33000, 1, 0, 0, 1.0f, 1, 1, 1, 0}); /* five rounds */
     return wrong == 0 ? 0 : 1;
 }

@@ -9,10 +9,18 @@
 
 #include "cuda/plan.h" /* last: its `at` is a name of locals above */
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
+
+/* Hopper's groups of n tiles are hot throughout where n·ε of the group is at most so many shares (wgmma/host.c): those
+ * of EARLY_SHARES and EARLY_SHARES_64, whatever they come to be. */
+#define SHARES 1.5
+#define SHARES_64 4.0
+#define EPS_64 0.1
+#define EPS_PER_ROOT_TILE 0.22 /* at D 128, ε·sqrt(tiles) with smooth_q; two thirds of it without */
 
 plan_call at;
 
@@ -55,7 +63,8 @@ static void add_keys(const apa_cuda_job *job)
     ADD_TO(kept, size, poisoned, heads * R);
     if (at.hopper) {
         const int64_t query_heads = job->smooth_q ? (int64_t)job->B * job->Hq : 0;
-        assert_true(!job->smooth_q || (!job->packing_rows && job->G <= 8)); /* a warp's rows are of one query head */
+        /* a warp's rows are of one query head; at D 64 codes are FP16, which biases are not */
+        assert_true(!job->smooth_q || (!job->packing_rows && job->G <= 8 && D == 128));
         ADD(q_sum, query_heads * ((job->Sq + 127) / 128) * (D + 1));
         ADD(q_range, query_heads * ((job->Sq + 127) / 128) * 2 * D);
         ADD(q_mean, query_heads * D);
@@ -64,7 +73,7 @@ static void add_keys(const apa_cuda_job *job)
         const int64_t sample = (T + job->smooth_stride - 1) / job->smooth_stride; /* 4 tiles a block */
         assert_true(job->first_tile % 2 == 0);
         ADD(tile_sum, job->smooth ? heads * ((sample + 3) / 4) * (D + 1) : 0);
-        ADD_TO(kept, size, blob, heads * ((R + 1) / 2) * (2 * 128 * D + 64));
+        ADD_TO(kept, size, blob, heads * ((R + 1) / 2) * (128 * 128 + 128 * D + 64)); /* rows of K are 128 bytes */
         return;
     }
     const int64_t blob = job->trait == APA_CUDA_NVFP4       ? 64 * D + 8 * D /* 4 bits, a scale for 16 */
@@ -80,13 +89,19 @@ static void add_keys(const apa_cuda_job *job)
 }
 
 /* Of blocks that do both passes, and that what the passes as kernels of their own need is not there. */
+/* Groups of 16 rows of a block that does both passes: three warpgroups where blocks are wide, else two. */
+static int64_t groups_of_block(const apa_cuda_job *job)
+{
+    return job->wide ? 12 : 8;
+}
+
 static void add_slots(const apa_cuda_job *job)
 {
-    const int64_t S = job->slots, T = job->tiles, pairs = (T + 1) / 2;
+    const int64_t S = job->slots, T = job->tiles, pairs = (T + 1) / 2, groups = groups_of_block(job);
     ADD(slot_taken, S);
-    ADD(mass, S * 8 * pairs * 32);
-    ADD(candidate_pair, S * 8 * pairs * 2);
-    ADD(hot_tile, S * 2 * T);
+    ADD(mass, S * groups * pairs * 32);
+    ADD(candidate_pair, S * groups * pairs * 2);
+    ADD(hot_tile, S * groups / 4 * T);
     assert_true(job->candidate == NULL && job->part_lambda == NULL && job->part_skipped == NULL);
     assert_true(job->hot_mask == NULL && job->fix_tile == NULL && job->fix_mask == NULL && job->list_count == NULL);
     assert_true(job->hot_o == NULL && job->hot_frame == NULL && job->hot_sum == NULL);
@@ -98,7 +113,7 @@ static void add_units(const apa_cuda_job *job)
     const bool nvfp4 = !at.hopper && job->trait == APA_CUDA_NVFP4;
     const int64_t scales = D == 64 ? 128 : D; /* of 16 rows and a term: D bytes, two depth steps of 64 a piece */
     const int64_t hot = !at.hopper && job->splits == 1 && job->hot_splits == 1 ? 0 : job->hot_splits * U * 128;
-    ADD(q_codes, nvfp4 ? U * 8 * 2 * (8 * D + scales) : U * 128 * D);
+    ADD(q_codes, nvfp4 ? U * 8 * 2 * (8 * D + scales) : U * 128 * (at.hopper ? 128 : D));
     ADD(q16, at.hopper ? 0 : U * 128 * D * 2);
     ADD(q_scale, U * 128);
     ADD(shift, U * 128);
@@ -213,7 +228,7 @@ static void check_both(const apa_cuda_job *job, int step)
 {
     const int64_t slots = at.target.multiprocessors, pairs = (job->tiles + 1) / 2;
     const bool both = at.hopper && step != EXACT && job->splits == 1 && job->tiles <= 8192 &&
-                      slots * 8 * pairs * 136 <= INT64_C(1) << 30;
+                      slots * groups_of_block(job) * pairs * 136 <= INT64_C(1) << 30;
     assert_int_equal(job->slots, both ? slots : 0);
     assert_true(step == KEYS || step == QUERIES || both == (step == BOTH));
 }
@@ -439,6 +454,15 @@ static bool check_few_tiles(const shape *s, const apa_recipe *resolved)
     return all;
 }
 
+static bool hopper_takes(const char *knob)
+{
+    static const char *const taken[] = {"packing", "smooth_q", "eps", "eps_by"};
+    bool found = knob == NULL;
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        found = found || strcmp(knob, taken[i]) == 0;
+    return found;
+}
+
 /* Plans and launches; returns bytes of workspace, or -1 where the device does not take the call. */
 static int64_t check_call(const apa_cuda_target *target, const shape *s, const char *method, const char *knob,
                           const char *value)
@@ -456,7 +480,7 @@ static int64_t check_call(const apa_cuda_target *target, const shape *s, const c
         return -1;
     assert_int_equal(status, APA_STATUS_OK);
     /* on compute capability 9.0 all but D = 256 with cold tiles, other cold formats, and empty axes */
-    at.hopper = target->capability == 90 && s->Sq > 0 && s->Skv > 0 && (knob == NULL || strcmp(knob, "packing") == 0) &&
+    at.hopper = target->capability == 90 && s->Sq > 0 && s->Skv > 0 && hopper_takes(knob) &&
                 (s->D <= 128 || strcmp(method, "exact") == 0);
     apa_cuda_options_init(&options);
     options.workspace = BASE;
@@ -488,7 +512,7 @@ static const struct {
     {"exact", NULL, NULL},
     {"apa", NULL, NULL},
     {"cold", NULL, NULL},
-    {"apa", "qk_scale_granularity", "row"},
+    {"apa", "v_scale_granularity", "tile-channel"},
     {"apa", "cold_format", "nvfp4"},
     {"apa", "skip", "on"},
     {"exact", "exact_accum", "f16"},
@@ -541,35 +565,91 @@ static void test_random_shapes(void **state)
     }
 }
 
-/* A long causal call: rows of at most 1.5/ε tiles, ε = .22/√512, so 154 of them and 9856 positions of each of 24 heads;
- * at D 64 of 4/ε, 411. */
+/* Tiles of the whole call up to which all its rows are left to the exact kernel. */
+static int64_t longest_exact(int64_t D, const char *knob, const char *value)
+{
+    int64_t tiles = 0;
+    bool exact = true;
+    while (exact) {
+        const shape s = {1, 24, 8, 2048, (tiles + 1) * 64, D, 0, -1};
+        check_call(&h200, &s, "apa", knob, value);
+        exact = plan_sequences(false) == 0 && at.next_unit[EXACT] > 0;
+        tiles += exact;
+    }
+    return tiles;
+}
+
+/* A group that sees n of N tiles has ε·sqrt(N/n), if ε was left open at D 128, and else ε: rows of at most
+ * (shares/ε)²/N or shares/ε tiles are left to the exact kernel. The first does not hang on N. */
 static void test_rows_of_few_tiles(void **state)
 {
     (void)state;
-    static const struct {
+    const double root = SHARES / EPS_PER_ROOT_TILE, no_mean = root * 1.5;
+    const int64_t by_row = (int64_t)(root * root) /* 46 */, by_row_no_mean = (int64_t)(no_mean * no_mean) /* 104 */,
+                  of_64 = (int64_t)(SHARES_64 / EPS_64) /* 40 */;
+    const struct {
         shape s;
-        int64_t units;
+        const char *knob, *value;
+        int64_t tiles; /* of the rows that see few: 64 positions each, of which whole units count */
     } causal[] = {
-        {{1, 24, 8, 32768, 32768, 128, 1, -1}, 24 * 9856 / 128},
-        {{1, 24, 8, 32768, 32768, 64, 1, -1}, 24 * (411 * 64 / 128)}, /* and half a unit */
-        {{1, 24, 8, 2048, 32768, 128, 1, -1}, 0},
+        {{1, 24, 8, 32768, 32768, 128, 1, -1}, NULL, NULL, by_row},
+        {{1, 24, 8, 16384, 16384, 128, 1, -1}, NULL, NULL, by_row},
+        {{1, 24, 8, 122880, 122880, 128, 1, -1}, NULL, NULL, by_row},
+        {{1, 24, 8, 32768, 32768, 128, 1, -1}, "smooth_q", "off", by_row_no_mean},
+        {{1, 24, 8, 32768, 32768, 128, 1, -1}, "eps_by", "call", (int64_t)(root * sqrt(512))}, /* 154 */
+        {{1, 24, 8, 32768, 32768, 128, 1, -1}, "eps", "0.02", (int64_t)(SHARES / 0.02)},       /* 75 */
+        {{1, 24, 8, 32768, 32768, 64, 1, -1}, NULL, NULL, of_64},
+        {{1, 24, 8, 122880, 122880, 64, 1, -1}, NULL, NULL, of_64},
+        {{1, 24, 8, 32768, 32768, 64, 1, -1}, "eps", "0.03", (int64_t)(SHARES_64 / 0.03)}, /* 133 */
+        {{1, 24, 8, 2048, 32768, 128, 1, -1}, NULL, NULL, 0},
+        {{1, 24, 8, 2048, 32768, 64, 1, -1}, NULL, NULL, 0},
     };
     for (size_t i = 0; i < sizeof causal / sizeof *causal; i++) {
-        check_call(&h200, &causal[i].s, "apa", NULL, NULL);
-        assert_int_equal(at.early_launches, causal[i].units > 0);
-        if (causal[i].units > 0)
-            assert_int_equal(apa_cuda_early_items(&at.early), causal[i].units);
+        const int64_t units = 24 * (causal[i].tiles * 64 / 128);
+        check_call(&h200, &causal[i].s, "apa", causal[i].knob, causal[i].value);
+        assert_int_equal(at.early_launches, units > 0);
+        if (units > 0)
+            assert_int_equal(apa_cuda_early_items(&at.early), units);
     }
-    /* 46 tiles are fewer than 1.5/ε = 46.2, 47 are more than 46.7; at D 64 330 are fewer than 4/ε = 330.3, 331 more
-     * than 330.8 */
-    static const shape whole[] = {{1, 24, 8, 2048, 46 * 64, 128, 0, -1}, {1, 24, 8, 2048, 330 * 64, 64, 0, -1}};
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
-        shape longer = whole[i];
-        longer.Skv += 64;
-        check_call(&h200, &whole[i], "apa", NULL, NULL);
-        assert_true(plan_sequences(false) == 0 && at.next_unit[EXACT] > 0);
-        check_call(&h200, &longer, "apa", NULL, NULL);
-        assert_true(plan_sequences(false) == 1 && at.early_launches == 0);
+    /* not causal: n is N, and both ways of counting ε meet */
+    assert_int_equal(longest_exact(128, NULL, NULL), by_row);
+    assert_int_equal(longest_exact(128, "eps_by", "call"), by_row);
+    assert_int_equal(longest_exact(128, "smooth_q", "off"), by_row_no_mean);
+    assert_int_equal(longest_exact(64, NULL, NULL), of_64);
+}
+
+/* ε of a job: by row where it was left open at D 128, the same for all rows elsewhere. */
+static void test_eps(void **state)
+{
+    (void)state;
+    static const struct {
+        const apa_cuda_target *target;
+        int64_t Skv, D;
+        const char *knob, *value;
+        double eps, root, most; /* root: 0 where it is that of the call */
+    } calls[] = {
+        {&h200, 32768, 128, NULL, NULL, EPS_PER_ROOT_TILE / 22.627417, EPS_PER_ROOT_TILE, 0.1},
+        {&h200, 32768, 128, "smooth_q", "off", EPS_PER_ROOT_TILE / 33.941125, EPS_PER_ROOT_TILE / 1.5, 0.1},
+        {&h200, 32768, 128, "packing", "rows", EPS_PER_ROOT_TILE / 33.941125, EPS_PER_ROOT_TILE / 1.5, 0.1},
+        {&h200, 32768, 128, "eps_by", "call", EPS_PER_ROOT_TILE / 22.627417, 0, 0},
+        {&h200, 32768, 128, "eps", "0.02", 0.02, 0, 0},
+        {&h200, 32768, 64, NULL, NULL, EPS_64, 0, 0},
+        {&h200, 32768, 64, "packing", "rows", EPS_64, 0, 0},
+        {&h200, 32768, 64, "eps_by", "row", EPS_64, EPS_64 * 22.627417, 0.1},
+        {&rtx_4090, 32768, 128, NULL, NULL, EPS_PER_ROOT_TILE / 22.627417, 0, 0},
+        {&rtx_4090, 32768, 64, NULL, NULL, EPS_PER_ROOT_TILE / 22.627417, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const shape s = {1, 24, 8, 32768, calls[i].Skv, calls[i].D, 1, -1};
+        assert_true(check_call(calls[i].target, &s, "apa", calls[i].knob, calls[i].value) > 0);
+        assert_int_equal(plan_sequences(false), 1);
+        const apa_cuda_job *job = &at.job[0];
+        assert_true(fabs(job->eps / calls[i].eps - 1.0) < 1e-6);
+        assert_true(fabs(job->log2_eps - log2(calls[i].eps)) < 1e-5);
+        assert_true(fabs(job->eps_root - calls[i].root) <= 1e-6 * calls[i].root);
+        assert_true(calls[i].root == 0.0 || fabs(job->eps_most - calls[i].most) < 1e-6);
+        assert_int_equal(job->smooth_q, at.hopper && calls[i].D == 128 &&
+                                            (calls[i].knob == NULL || strncmp(calls[i].knob, "eps", 3) == 0));
     }
 }
 
@@ -647,6 +727,7 @@ int main(void)
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_random_shapes),
         cmocka_unit_test(test_rows_of_few_tiles),
+        cmocka_unit_test(test_eps),
         cmocka_unit_test(test_both_passes),
         cmocka_unit_test(test_wide_blocks),
         cmocka_unit_test(test_documented_size),

@@ -88,9 +88,14 @@ static __global__ void __launch_bounds__(JUDGE_MOST) judge_kernel(const __grid_c
         row = row_of(job, unit, threadIdx.x);
         row_first[threadIdx.x] = row.first;
         row_end[threadIdx.x] = row.end;
+        int seen = tiles_seen(row.first, row.end); /* by a row of the group */
+#pragma unroll
+        for (int m = 1; m < APA_CUDA_GROUP; m *= 2)
+            seen = max(seen, __shfl_xor_sync(0xffffffffu, seen, m));
         /* padding has no say, nor has a row that sees nothing */
-        log2_least[threadIdx.x] =
-            row.first < row.end && !early ? log2_lambda(job, unit.local, threadIdx.x) + job.log2_eps : CUDART_INF_F;
+        log2_least[threadIdx.x] = row.first < row.end && !early
+                                      ? log2_lambda(job, unit.local, threadIdx.x) + group_log2_eps(job, seen)
+                                      : CUDART_INF_F;
     }
     if (threadIdx.x < APA_CUDA_COUNTS)
         counted[threadIdx.x] = 0;

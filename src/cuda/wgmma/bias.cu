@@ -55,7 +55,5 @@ template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chain
 
 extern "C" int apa_wgmma_launch_bias(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
-    if (job->D == 64)
-        return job->bf16 ? launch<64, true>(job, chained, stream) : launch<64, false>(job, chained, stream);
     return job->bf16 ? launch<128, true>(job, chained, stream) : launch<128, false>(job, chained, stream);
 }

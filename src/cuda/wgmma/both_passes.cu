@@ -1,5 +1,5 @@
-/* Both passes of a unit in one block, for calls with so many units that none is split: nothing is kept of a unit in
- * memory but its candidates.
+/* Both passes of a block's rows in one block, for calls with so many units that none is split: nothing is kept of them
+ * in memory but their candidates.
  *
  *     pass 1    all tiles in E4M3 (cold_walk.cuh)
  *     verdicts  λ is complete: each warp looks through its candidates (verdicts.cuh)
@@ -8,9 +8,13 @@
  *
  * Multiprocessors are in different phases at the same time, so what bounds one (products, second-level cache,
  * latency) leaves room for another. The three warps beside the one that feeds have work between the phases: lists of
- * hot tiles, of either half of the unit, which is a ring of its own in pass 2.
+ * hot tiles, of each warpgroup, which has a ring of its own in pass 2.
  *
- * Shared memory: pass 1's ring, the masks of the verdicts and what rows see; pass 2's two rings lie over all of that.
+ * Two warpgroups take 128 rows. At D = 64, where registers are left, and in calls of many blocks, three take 192: there
+ * a step waits for what depends on what, and a third one fills that. A warpgroup's rows lie in one unit, which may have
+ * gone to the exact kernel (rows of few tiles), or be of no batch: it takes part then, and writes nothing.
+ *
+ * Shared memory: pass 1's ring, the masks of the verdicts and what rows see; pass 2's rings lie over all of that.
  * Barriers lie behind. Candidates are in the memory of a slot, of which a block takes a free one: as many as there are
  * multiprocessors, since a block fills one. */
 #include "cuda/chain.cuh"
@@ -19,26 +23,42 @@
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/verdicts.cuh"
 
-template <int D> struct BothShape : ColdRing<D> {
-    using Ring = ColdRing<D>;
+/* Where a warpgroup has its queries in pass 1. */
+template <int WARPGROUPS> struct QueriesOf {
+    using Type = QueriesInRegisters;
+};
+template <> struct QueriesOf<3> {
+    using Type = QueriesInShared;
+};
+
+template <int D, int WARPGROUPS> struct BothShape : ColdRing<D, WARPGROUPS> {
+    using Ring = ColdRing<D, WARPGROUPS>;
     using Hot = HotShape<D>;
-    static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MOST_TILES,
-                         CANDIDATE_MASK_AT = FIX_MASK_AT + MOST_TILES, APART_MASK_AT = CANDIDATE_MASK_AT + MOST_TILES,
-                         ROWS_AT = APART_MASK_AT + MOST_TILES, PASS_1_BYTES = ROWS_AT + COLD_ROWS * 8,
-                         PASS_2_BYTES = 2 * Hot::BYTES;
+    using Ring::GROUPS;
+    static constexpr bool SHARES_QUERIES = GROUPS == 3;
+    using Queries = typename QueriesOf<GROUPS>::Type;
+    static constexpr int MASK_BYTES = MOST_TILES * (GROUPS == 2 ? 1 : 2);
+    static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MASK_BYTES,
+                         CANDIDATE_MASK_AT = FIX_MASK_AT + MASK_BYTES, APART_MASK_AT = CANDIDATE_MASK_AT + MASK_BYTES,
+                         ROWS_AT = APART_MASK_AT + MASK_BYTES,
+                         QUERIES_AT = ROWS_AT + (Ring::ROWS * 8 + 1023) / 1024 * 1024,
+                         PASS_1_BYTES = SHARES_QUERIES ? QUERIES_AT + Ring::ROWS * 128 : ROWS_AT + Ring::ROWS * 8,
+                         PASS_2_BYTES = GROUPS * Hot::BYTES;
     static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
                          FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16;
-    static constexpr int SHARED = HOT_BARRIERS_AT + 2 * Hot::BARRIER_BYTES + 1024; /* 1024: to align the start */
+    static constexpr int SHARED = HOT_BARRIERS_AT + GROUPS * Hot::BARRIER_BYTES + 1024; /* 1024: to align the start */
     static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
+    static constexpr int WAITING = Ring::WARPS * 32 + 32; /* the warpgroups, for one warp more */
+    /* the warps that do not multiply: one feeds pass 1 and corrections, one finds things out; of each warpgroup one
+     * lists its hot tiles and brings them */
+    static constexpr int FEED = Ring::WARPS, FIND_OUT = FEED + 1, LIST = FEED + 4 - GROUPS;
 };
 
 #ifdef APA_CUDA_BULK
 
 /* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
-constexpr int OWN = 3 /* and 4: among a warpgroup */, PHASE = 5 /* all threads */, FEEDERS = 6,
-              SLOT_KNOWN =
-                  7 /* and 8, whether there are values that are not finite: the warpgroups wait for one warp */,
-              SCANNED = 8, WAITING = COLD_GROUPS * 128 + 32;
+constexpr int OWN = 3 /* to 5: among a warpgroup */, PHASE = 6 /* all threads */, FEEDERS = 7, SLOT_KNOWN = 8,
+              SCANNED = 9 /* whether there are values that are not finite */;
 
 /* A free slot, by one thread. What blocks had it before have read all of theirs. */
 __device__ __forceinline__ int take_slot(const apa_cuda_job &job)
@@ -70,52 +90,71 @@ __device__ __forceinline__ bool some_not_finite(const apa_cuda_job &job, int hea
     return __any_sync(0xffffffffu, found) != 0;
 }
 
-template <int D> __device__ __forceinline__ FixRing<D> fix_ring(uint32_t base)
+template <int D, int GROUPS> __device__ __forceinline__ FixRing<D> fix_ring(uint32_t base)
 {
-    return {base, base + BothShape<D>::FIX_FULL_AT, BothShape<D>::STAGES};
+    using S = BothShape<D, GROUPS>;
+    return {base, base + S::FIX_FULL_AT, S::STAGES, S::WARPS};
 }
 
 /* One warp: pairs in rising order. */
-template <int D, bool BIAS>
+template <int D, int GROUPS, bool BIAS>
 __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint32_t base, const PairRange &pairs,
-                                         const Masks &masks)
+                                         const Masks<GROUPS> &masks)
 {
-    const FixRing<D> ring = fix_ring<D>(base);
+    using M = Masks<GROUPS>;
+    const FixRing<D> ring = fix_ring<D, GROUPS>(base);
     const int lane = threadIdx.x & 31;
     int at = 0;
     for (int begin = pairs.first; begin < pairs.end; begin += 32) { /* a lane a pair */
-        const uint32_t own = begin + lane < pairs.end ? load_shared_2(masks.fix + (begin + lane) * 2) : 0u;
+        const uint32_t own = begin + lane < pairs.end ? M::of_pair(masks.fix, begin + lane) : 0u;
         for (uint32_t left = __ballot_sync(0xffffffffu, own != 0); left != 0; left &= left - 1) {
             const int from = __ffs(static_cast<int>(left)) - 1, pair = begin + from;
-            const uint32_t fix = __shfl_sync(0xffffffffu, own, from);
+            const uint32_t fix = __shfl_sync(0xffffffffu, own, from), hot = M::of_pair(masks.hot, pair);
             if (lane != 0)
                 continue;
             const apa_wgmma_pair_fix both =
-                apa_wgmma_fix_of_pair(static_cast<uint32_t>(pair), fix, load_shared_2(masks.hot + pair * 2),
-                                      load_shared_1(masks.apart + pair * 2));
+                apa_wgmma_fix_of_pair(static_cast<uint32_t>(pair), fix & M::ENTRY, fix >> M::SECOND & M::ENTRY,
+                                      hot & M::ENTRY, hot >> M::SECOND & M::ENTRY, M::of_tile(masks.apart, 2 * pair));
             push_fix<D, BIAS>(ring, at++, both.now, job, head);
-            if (both.then.groups != 0)
+            if ((both.then.first | both.then.second) != 0)
                 push_fix<D, BIAS>(ring, at++, both.then, job, head);
         }
     }
     if (lane == 0)
-        push_fix<D, BIAS>(ring, at, {NO_PAIR, 0}, job, head);
+        push_fix<D, BIAS>(ring, at, {NO_PAIR, 0, 0, 0}, job, head);
 }
 
-/* One warp: the list of a half's hot tiles. Returns its length. */
-__device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint32_t *list, int half, int first_tile,
-                                        int end_tile, const Masks &masks)
+/* What a warp of the block wants soon, on its way to the second-level cache: rows of the queries. */
+template <int D>
+__device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Unit &unit, int first, int rows)
+{
+    constexpr int LINES = D * 2 / 128;
+    for (int i = threadIdx.x & 31; i < rows * LINES; i += 32) {
+        const Row row = row_of(job, unit, first + i / LINES);
+        if (row.real)
+            prefetch_line(row_pointer<uint16_t>(job.q, unit.head / job.Hkv, row.head, row.position) + i % LINES * 64);
+    }
+}
+
+/* One warp: the list of a warpgroup's hot tiles, its first entries in shared memory too. Returns its length. */
+template <int GROUPS>
+__device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint32_t *list, uint32_t *first, int group,
+                                        int first_tile, int end_tile, const Masks<GROUPS> &masks)
 {
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
     const int lane = threadIdx.x & 31;
     int n = 0;
     for (int base = first_tile; base < end_tile; base += 32) {
         const int tile = base + lane;
-        const uint32_t mask = tile < end_tile ? load_shared_1(masks.hot + tile) >> 4 * half & 15 : 0u;
+        const uint32_t mask = tile < end_tile ? Masks<GROUPS>::of_tile(masks.hot, tile) >> 4 * group & 15 : 0u;
         const uint32_t some = __ballot_sync(0xffffffffu, mask != 0);
-        if (mask != 0)
-            list[n + __popc(some & ((1u << lane) - 1))] =
-                hot_entry(static_cast<uint32_t>(tile), mask, poisoned[tile] != 0);
+        if (mask != 0) {
+            const uint32_t entry = hot_entry(static_cast<uint32_t>(tile), mask, poisoned[tile] != 0);
+            const int at = n + __popc(some & ((1u << lane) - 1));
+            list[at] = entry;
+            if (at < 32)
+                first[at] = entry;
+        }
         n += __popc(some);
     }
     return n;
@@ -124,20 +163,20 @@ __device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint3
 /* One warp. */
 template <int D>
 __device__ __forceinline__ void feed_hot(const HotRing<D> &ring, const apa_wgmma_maps &maps, const apa_cuda_job &job,
-                                         int head, const uint32_t *list, int n)
+                                         int head, const uint32_t *list, const uint32_t *first, int n)
 {
     FeedingWarp<D> warp(ring, maps, job, head);
     for (int base = 0; base < n; base += 32) {
         const int at = base + static_cast<int>(threadIdx.x & 31);
-        warp.take(at < n ? __ldcg(list + at) : 0u);
+        warp.take(at >= n ? 0u : base == 0 ? first[at] : __ldcg(list + at));
     }
     warp.end(static_cast<uint32_t>(job.tiles));
 }
 
-template <int D> __device__ __forceinline__ HotRing<D> hot_ring(uint32_t base, int half)
+template <int D, int GROUPS> __device__ __forceinline__ HotRing<D> hot_ring(uint32_t base, int group)
 {
-    using S = BothShape<D>;
-    return {base + half * HotShape<D>::BYTES, base + S::HOT_BARRIERS_AT + half * HotShape<D>::BARRIER_BYTES};
+    using S = BothShape<D, GROUPS>;
+    return {base + group * HotShape<D>::BYTES, base + S::HOT_BARRIERS_AT + group * HotShape<D>::BARRIER_BYTES};
 }
 
 /* ---- the warpgroups ---- */
@@ -165,37 +204,47 @@ __device__ __forceinline__ void go_over(State16<D, 1> &state, float (&l)[2], con
 /* ---- the block ---- */
 
 /* What all of a block's threads work on. */
-struct Block {
+template <int GROUPS> struct Block {
     const apa_cuda_job &job;
     const apa_wgmma_maps &maps;
     apa_cuda_stretch place;
-    Unit unit;
     PairRange pairs;
     int first_tile, end_tile;
     uint32_t base; /* of the shared memory */
-    Masks masks;
+    Masks<GROUPS> masks;
+
+    /* Is the warpgroup's unit one of the batch, and not the exact kernel's? */
+    __device__ bool is_there(const Unit &unit) const
+    {
+        return unit.number < job.units && unit.local < job.unit_count;
+    }
+    __device__ bool writes(const Unit &unit) const
+    {
+        return is_there(unit) && !is_early(job, unit);
+    }
 };
 
 /* What its warps tell each other. */
-struct BlockNotes {
-    int slot, poisoned, hot_count[2];
+template <int GROUPS> struct BlockNotes {
+    int slot, poisoned, hot_count[GROUPS];
+    uint32_t hot_first[GROUPS][32]; /* the beginnings of the lists */
 };
 
-template <int D> __device__ __forceinline__ uint32_t row_table(uint32_t base, int row)
+template <int D, int GROUPS> __device__ __forceinline__ uint32_t row_table(uint32_t base, int row)
 {
-    return base + BothShape<D>::ROWS_AT + row * 8;
+    return base + BothShape<D, GROUPS>::ROWS_AT + row * 8;
 }
 
-template <int D> __device__ __forceinline__ void set_barriers(uint32_t base)
+template <int D, int GROUPS> __device__ __forceinline__ void set_barriers(uint32_t base)
 {
-    using S = BothShape<D>;
+    using S = BothShape<D, GROUPS>;
     for (int i = 0; i < S::STAGES; i++) {
         barrier_init(base + S::FULL_AT + i * 16, 1);
-        barrier_init(base + S::FULL_AT + i * 16 + 8, 4 * COLD_GROUPS);
+        barrier_init(base + S::FULL_AT + i * 16 + 8, S::WARPS);
     }
-    fix_ring<D>(base).set_barriers();
-    for (int half = 0; half < 2; half++) {
-        const HotRing<D> ring = hot_ring<D>(base, half);
+    fix_ring<D, GROUPS>(base).set_barriers();
+    for (int group = 0; group < GROUPS; group++) {
+        const HotRing<D> ring = hot_ring<D, GROUPS>(base, group);
         for (int i = 0; i < HotShape<D>::SLOTS; i++) {
             barrier_init(ring.full(i), 1);
             barrier_init(ring.empty(i), 4);
@@ -205,13 +254,14 @@ template <int D> __device__ __forceinline__ void set_barriers(uint32_t base)
 }
 
 /* Rows of ones, empty masks, barriers. By all threads. */
-template <int D> __device__ __forceinline__ void set_up(const Block &block)
+template <int D, int GROUPS> __device__ __forceinline__ void set_up(const Block<GROUPS> &block)
 {
-    using S = BothShape<D>;
+    using S = BothShape<D, GROUPS>;
+    constexpr int BYTES = Masks<GROUPS>::BYTES;
     for (int i = 0; i < S::STAGES; i++)
         if (threadIdx.x < 64)
             write_ones(block.base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
-    for (int at = block.first_tile / 16 * 16 + static_cast<int>(threadIdx.x) * 16; at < block.end_tile;
+    for (int at = block.first_tile * BYTES / 16 * 16 + static_cast<int>(threadIdx.x) * 16; at < block.end_tile * BYTES;
          at += S::THREADS * 16) {
         const uint32_t zeros[4] = {0, 0, 0, 0};
         store_shared_16(block.masks.hot + at, zeros);
@@ -220,211 +270,255 @@ template <int D> __device__ __forceinline__ void set_up(const Block &block)
         store_shared_16(block.masks.apart + at, zeros);
     }
     if (threadIdx.x == 0)
-        set_barriers<D>(block.base);
+        set_barriers<D, GROUPS>(block.base);
     fence_for_async();
     __syncthreads();
 }
 
-/* Warp 9 while pass 1 goes on. */
-__device__ __forceinline__ void find_out(const Block &block, BlockNotes &notes)
+/* One warp, while pass 1 goes on. */
+template <int D, int GROUPS>
+__device__ __forceinline__ void find_out(const Block<GROUPS> &block, BlockNotes<GROUPS> &notes)
 {
+    using S = BothShape<D, GROUPS>;
     const bool first_lane = (threadIdx.x & 31) == 0;
     if (first_lane)
         notes.slot = take_slot(block.job);
     __syncwarp();
-    named_barrier_arrive(SLOT_KNOWN, WAITING);
-    const bool poisoned = some_not_finite(block.job, block.unit.head, block.first_tile, block.end_tile);
+    named_barrier_arrive(SLOT_KNOWN, S::WAITING);
+    const bool poisoned = some_not_finite(block.job, block.place.head, block.first_tile, block.end_tile);
     if (first_lane)
         notes.poisoned = poisoned;
     __syncwarp();
-    named_barrier_arrive(SCANNED, WAITING);
+    named_barrier_arrive(SCANNED, S::WAITING);
+}
+
+/* One warp: a warpgroup's list, and its queries on their way. */
+template <int D, int GROUPS>
+__device__ __forceinline__ void prepare_hot(const Block<GROUPS> &block, BlockNotes<GROUPS> &notes, uint32_t *list,
+                                            int group)
+{
+    const int row = block.place.row + group * WARPGROUP_ROWS;
+    const Unit unit = unit_of_row(block.job, block.place, row);
+    int n = 0;
+    if (block.writes(unit))
+        n = list_hot(block.job, block.place.head, list, notes.hot_first[group], group, block.first_tile, block.end_tile,
+                     block.masks);
+    if ((threadIdx.x & 31) == 0)
+        notes.hot_count[group] = n;
+    if (n > 0)
+        fetch_queries<D>(block.job, unit, row % APA_CUDA_UNIT, WARPGROUP_ROWS);
 }
 
 /* The four warps that do not multiply. */
-template <int D, bool BIAS> __device__ __forceinline__ void feed_block(const Block &block, BlockNotes &notes)
+template <int D, int GROUPS, bool BIAS>
+__device__ __forceinline__ void feed_block(const Block<GROUPS> &block, BlockNotes<GROUPS> &notes)
 {
-    using S = BothShape<D>;
+    using S = BothShape<D, GROUPS>;
     const apa_cuda_job &job = block.job;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, head = block.unit.head;
-    if (warp == 8 && lane == 0)
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, head = block.place.head, group = warp - S::LIST;
+    if (warp == S::FEED && lane == 0)
         feed_pairs<D, BIAS, S>(block.base, job, block.place, block.pairs);
-    if (warp == 9)
-        find_out(block, notes);
+    if (warp == S::FIND_OUT)
+        find_out<D>(block, notes);
     __syncwarp();
-    named_barrier(PHASE, S::THREADS); /* verdicts are there */
-    uint32_t *const lists = job.hot_tile + static_cast<int64_t>(notes.slot) * 2 * job.tiles;
-    if (warp == 8)
-        feed_fix<D, BIAS>(job, head, block.base, block.pairs, block.masks);
-    if (warp == 9)
-        report(job, block.unit, row_table<D>(block.base, 0), false, block.first_tile, block.end_tile, block.masks);
-    if (warp >= 10) {
-        const int half = warp - 10;
-        const int n =
-            list_hot(job, head, lists + half * job.tiles, half, block.first_tile, block.end_tile, block.masks);
-        if (lane == 0)
-            notes.hot_count[half] = n;
-    }
+    named_barrier_anywhere(PHASE, S::THREADS); /* verdicts are there */
+    uint32_t *const list = job.hot_tile + (static_cast<int64_t>(notes.slot) * GROUPS + max(group, 0)) * job.tiles;
+    if (warp == S::FEED)
+        feed_fix<D, GROUPS, BIAS>(job, head, block.base, block.pairs, block.masks);
+    if (warp == S::FIND_OUT)
+        report<GROUPS>(job, block.place, row_table<D, GROUPS>(block.base, 0), false, block.first_tile, block.end_tile,
+                       block.masks);
+    if (group >= 0)
+        prepare_hot<D>(block, notes, list, group);
     fence_for_async();
     __syncwarp();
-    named_barrier(PHASE, S::THREADS); /* rings are free, lists complete */
-    if (warp >= 10)
+    named_barrier_anywhere(PHASE, S::THREADS); /* rings are free, lists complete */
+    if (group < 0)
         return;
-    const int half = warp - 8, n = notes.hot_count[half];
+    const int n = notes.hot_count[group];
     if (n > 0)
-        feed_hot<D>(hot_ring<D>(block.base, half), block.maps, job, head, lists + half * job.tiles, n);
+        feed_hot<D>(hot_ring<D, GROUPS>(block.base, group), block.maps, job, head, list, notes.hot_first[group], n);
     __syncwarp();
-    named_barrier(FEEDERS, 64);
-    if (threadIdx.x == 256)
+    named_barrier_anywhere(FEEDERS, GROUPS * 32);
+    if (group == 0 && lane == 0)
         leave_slot(job, notes.slot);
+}
+
+/* ... where they are to be for the walk. */
+template <int D, int GROUPS>
+__device__ __forceinline__ void place_queries(QueriesInRegisters &queries, const Block<GROUPS> &block,
+                                              const WarpPlace &my, bool writes)
+{
+    bias_operand(queries.picks, (block.place.row + own_group() * 16) / block.job.Sq16);
+    load_pair_queries(queries.q, block.job, my.unit, my.first_row / 16, writes);
+}
+
+template <int D, int GROUPS>
+__device__ __forceinline__ void place_queries(QueriesInShared &queries, const Block<GROUPS> &block, const WarpPlace &my,
+                                              bool writes)
+{
+    const int group = own_group() / 4;
+    uint32_t q[SCORE_STEPS][4];
+    queries.at = block.base + BothShape<D, GROUPS>::QUERIES_AT + group * WARPGROUP_ROWS * 128;
+    load_pair_queries(q, block.job, my.unit, my.first_row / 16, writes);
+    share_pair_queries(queries.at, q);
+    fence_for_async();
+    __syncwarp();
+    named_barrier(OWN + group, WARPGROUP);
 }
 
 /* Pass 1 and what follows from it: a warp's cold sums of all tiles that are not hot. Returns whether its group has none
  * of use. */
-template <int D, bool BIAS>
-__device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block &block, const BlockNotes &notes, WarpPlace &my)
+template <int D, int GROUPS, bool BIAS>
+__device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> &block, const BlockNotes<GROUPS> &notes,
+                                         WarpPlace &my)
 {
-    using S = BothShape<D>;
+    using S = BothShape<D, GROUPS>;
     const apa_cuda_job &job = block.job;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    uint32_t q[D / 32][4], picks[4];
-    float q_unit[2];
-    see_rows(my);
-    bias_operand(picks, (block.place.row + my.first_row) / job.Sq16);
-    load_pair_queries<D>(q, job, block.unit, warp);
+    const int lane = threadIdx.x & 31;
+    const bool writes = block.writes(my.unit);
+    typename S::Queries queries;
+    float q_unit[2] = {0.0f, 0.0f};
+    see_rows(my, block.is_there(my.unit));
+    place_queries<D, GROUPS>(queries, block, my, writes);
     clear(rows);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        q_unit[h] = job.q_scale[block.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (lane >> 2)];
-    named_barrier(SLOT_KNOWN, WAITING);
-    CandidatesInLine candidates = {shared_address(&notes.slot), 0};
-    walk<D, BIAS, CandidatesInLine, S>(rows, q, picks, q_unit, block.base, my, candidates);
+        if (writes)
+            q_unit[h] = job.q_scale[my.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (lane >> 2)];
+    named_barrier_anywhere(SLOT_KNOWN, S::WAITING);
+    CandidatesInLine<GROUPS> candidates = {shared_address(&notes.slot), 0};
+    walk<D, BIAS, typename S::Queries, CandidatesInLine<GROUPS>, S>(rows, queries, q_unit, block.base, my, candidates);
     __syncwarp(); /* what lanes wrote down, others may read */
 
-    const bool throughout = job.all_hot[block.unit.local * APA_CUDA_UNIT_GROUPS + warp] != 0;
+    const bool throughout = !writes || job.all_hot[my.unit.local * APA_CUDA_UNIT_GROUPS + my.first_row / 16] != 0;
     if (!throughout)
         judge<D>(rows, my, notes.slot, candidates.count, block.masks);
     __syncwarp(); /* lanes that settled a candidate each are together again */
-    named_barrier(SCANNED, WAITING);
+    named_barrier_anywhere(SCANNED, S::WAITING);
     if (throughout || notes.poisoned != 0) {
         __syncwarp();
-        force(job, block.unit.head, warp, my.row_table, throughout, block.first_tile, block.end_tile, block.masks);
+        force(job, block.place.head, own_group(), my.row_table, throughout, block.first_tile, block.end_tile,
+              block.masks);
     }
     __syncwarp();
-    named_barrier(PHASE, S::THREADS);
+    named_barrier_anywhere(PHASE, S::THREADS);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         rows.lambda[h] -= rows.held[h];
         rows.held[h] = 0.0f;
     }
-    fix_all<D, BIAS>(rows, q, picks, q_unit, fix_ring<D>(block.base), my);
+    fix_all<D, BIAS>(rows, queries, q_unit, fix_ring<D, GROUPS>(block.base), my);
     fence_for_async();
     __syncwarp();
-    named_barrier(PHASE, S::THREADS);
+    named_barrier_anywhere(PHASE, S::THREADS);
     return throughout;
 }
 
 /* Pass 2 on top of the cold sums, and the result. */
-template <int D, bool BF16>
-__device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout, const Block &block,
-                                        const BlockNotes &notes, int first_row)
+template <int D, int GROUPS, bool BF16>
+__device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout, const Block<GROUPS> &block,
+                                        const BlockNotes<GROUPS> &notes, const WarpPlace &my)
 {
     const apa_cuda_job &job = block.job;
-    const int half = first_row / WARPGROUP_ROWS, b = block.unit.head / job.Hkv;
+    const int group = own_group() / 4, b = block.place.head / job.Hkv;
+    if (!block.writes(my.unit))
+        return;
     State16<D, 1> state;
     float l[2], shift[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        shift[h] = job.shift[block.unit.local * APA_CUDA_UNIT + first_row + h * 8 + (threadIdx.x & 31) / 4];
+        shift[h] = job.shift[my.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (threadIdx.x & 31) / 4];
     go_over<D>(state, l, rows, shift, throughout);
-    if (notes.hot_count[half] > 0) {
-        const HotRing<D> ring = hot_ring<D>(block.base, half);
-        load_query_rows<D>(ring.base, job, block.unit, b, half * WARPGROUP_ROWS);
+    if (notes.hot_count[group] > 0) {
+        const HotRing<D> ring = hot_ring<D, GROUPS>(block.base, group);
+        load_query_rows<D>(ring.base, job, my.unit, b, my.first_row / WARPGROUP_ROWS * WARPGROUP_ROWS);
         fence_for_async();
         __syncwarp();
-        named_barrier(OWN + half, WARPGROUP);
-        HotPlace exact = {job, block.unit, {}, first_row, b, block.unit.head % job.Hkv, OWN + half};
+        named_barrier(OWN + group, WARPGROUP);
+        HotPlace exact = {job, my.unit, {}, my.first_row, b, block.place.head % job.Hkv, OWN + group};
         {
             ThreadRows<1> seen;
-            exact.view = warp_rows<1>(job, block.unit, first_row, seen);
+            exact.view = warp_rows<1>(job, my.unit, my.first_row, seen);
         }
         consume<D, BF16>(state, l, ring, exact);
     }
     join_sums(state, l);
-    store_result<D, 1>(state, job, block.unit, b, first_row);
+    store_result<D, 1>(state, job, my.unit, b, my.first_row);
 }
 
 #endif
 
-template <int D, bool BIAS, bool BF16>
-static __global__ void __launch_bounds__(BothShape<D>::THREADS, 1)
+template <int D, int GROUPS, bool BIAS, bool BF16>
+static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
     wgmma_both_kernel(const __grid_constant__ apa_cuda_job job, const __grid_constant__ apa_wgmma_maps maps)
 {
 #ifdef APA_CUDA_BULK
-    using S = BothShape<D>;
+    using S = BothShape<D, GROUPS>;
     chain_go();
     extern __shared__ uint8_t shared[];
-    __shared__ BlockNotes notes;
+    __shared__ BlockNotes<GROUPS> notes;
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
-    const int warp = threadIdx.x / 32;
-    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
-    const bool early = apa_cuda_is_early(&job, place.row, COLD_ROWS) != 0; /* the exact kernel has them */
+    const int warp = threadIdx.x / 32, group = warp % S::WARPS;
+    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, S::ROWS);
+    const bool early = apa_cuda_is_early(&job, place.row, S::ROWS) != 0; /* the exact kernel has them */
     if (early && job.counts == nullptr && job.verdicts == nullptr) {
         chain_wait();
         return;
     }
-    const PairRange pairs = block_pairs(job, place);
-    const Block block = {
+    const PairRange pairs = block_pairs<GROUPS>(job, place);
+    const Block<GROUPS> block = {
         job,
         maps,
         place,
-        unit_of_row(job, place, place.row),
         pairs,
         pairs.first * 2,
         min(pairs.end * 2, job.tiles),
         base,
         {base + S::HOT_MASK_AT, base + S::FIX_MASK_AT, base + S::CANDIDATE_MASK_AT, base + S::APART_MASK_AT}};
-    const int first_row = warp % 8 * 16;
-    WarpPlace my = {job, block.unit, first_row, row_table<D>(base, first_row), pairs, {0, 0}};
+    const int row = place.row + group * 16;
+    const Unit unit = unit_of_row(job, place, row);
+    WarpPlace my = {job, unit, row % APA_CUDA_UNIT, row_table<D, GROUPS>(base, group * 16), pairs, {0, 0}, 0};
     if (early) {
         chain_wait();
-        if (warp < 8)
-            see_rows(my);
+        if (warp < S::WARPS)
+            see_rows(my, block.is_there(unit));
         __syncthreads();
-        if (warp == 9)
-            report(job, block.unit, row_table<D>(base, 0), true, block.first_tile, block.end_tile, block.masks);
+        if (warp == S::FIND_OUT)
+            report<GROUPS>(job, place, row_table<D, GROUPS>(base, 0), true, block.first_tile, block.end_tile,
+                           block.masks);
         return;
     }
     set_up<D>(block);
     chain_wait();
-    if (warp >= 8) {
-        give_registers<COLD_PRODUCER_REGISTERS>();
-        feed_block<D, BIAS>(block, notes);
+    if (warp >= S::WARPS) {
+        give_registers<S::PRODUCER_REGISTERS>();
+        feed_block<D, GROUPS, BIAS>(block, notes);
         return;
     }
-    take_registers<COLD_CONSUMER_REGISTERS>();
+    take_registers<S::CONSUMER_REGISTERS>();
     ColdRows<D> rows;
-    const bool throughout = sum_cold<D, BIAS>(rows, block, notes, my);
-    add_hot<D, BF16>(rows, throughout, block, notes, first_row);
+    const bool throughout = sum_cold<D, GROUPS, BIAS>(rows, block, notes, my);
+    add_hot<D, GROUPS, BF16>(rows, throughout, block, notes, my);
 #endif
 }
 
-template <int D, bool BIAS, bool BF16>
+template <int D, int GROUPS, bool BIAS, bool BF16>
 static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
 {
-    using S = BothShape<D>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(wgmma_both_kernel<D, BIAS, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
-    return error != cudaSuccess
-               ? error
-               : launch_chained(job->chained, wgmma_both_kernel<D, BIAS, BF16>, apa_wgmma_cold_blocks(job), S::THREADS,
-                                S::SHARED, stream, *job, *maps);
+    using S = BothShape<D, GROUPS>;
+    const auto kernel = wgmma_both_kernel<D, GROUPS, BIAS, BF16>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);
+    return error != cudaSuccess ? error
+                                : launch_chained(job->chained, kernel, apa_cuda_stretches(job, S::ROWS), S::THREADS,
+                                                 S::SHARED, stream, *job, *maps);
 }
 
-template <int D> static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
+template <int D, int GROUPS, bool BIAS>
+static int launch(const apa_cuda_job *job, const apa_wgmma_maps *maps, cudaStream_t stream)
 {
-    if (job->smooth_q)
-        return job->bf16 ? launch<D, true, true>(job, maps, stream) : launch<D, true, false>(job, maps, stream);
-    return job->bf16 ? launch<D, false, true>(job, maps, stream) : launch<D, false, false>(job, maps, stream);
+    return job->bf16 ? launch<D, GROUPS, BIAS, true>(job, maps, stream)
+                     : launch<D, GROUPS, BIAS, false>(job, maps, stream);
 }
 
 extern "C" int64_t apa_wgmma_most_tiles_of_both(void)
@@ -437,5 +531,7 @@ extern "C" int apa_wgmma_launch_both(const apa_cuda_job *job, const apa_wgmma_ma
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
     if (job->unit_count == 0)
         return cudaSuccess;
-    return job->D == 64 ? launch<64>(job, maps, stream) : launch<128>(job, maps, stream);
+    if (job->D == 64)
+        return job->wide ? launch<64, 3, false>(job, maps, stream) : launch<64, 2, false>(job, maps, stream);
+    return job->smooth_q ? launch<128, 2, true>(job, maps, stream) : launch<128, 2, false>(job, maps, stream);
 }

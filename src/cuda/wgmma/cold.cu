@@ -4,10 +4,11 @@
 #include "cuda/wgmma/cold_walk.cuh"
 #include "cuda/wgmma/launch.h"
 
-template <int D> struct ColdShape : ColdRing<D> {
-    static constexpr int FULL_AT = ColdRing<D>::RING_BYTES;
-    static constexpr int ROWS_AT = FULL_AT + ColdRing<D>::STAGES * 16; /* first key seen and end, of each row */
-    static constexpr int SHARED = ROWS_AT + COLD_ROWS * 8 + 1024;
+template <int D> struct ColdShape : ColdRing<D, COLD_GROUPS> {
+    static constexpr int FULL_AT = ColdRing<D, COLD_GROUPS>::RING_BYTES;
+    static constexpr int ROWS_AT =
+        FULL_AT + ColdRing<D, COLD_GROUPS>::STAGES * 16; /* first key seen and end, of each row */
+    static constexpr int SHARED = ROWS_AT + COLD_GROUPS * WARPGROUP_ROWS * 8 + 1024;
 };
 
 #ifdef APA_CUDA_BULK
@@ -39,12 +40,12 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     extern __shared__ uint8_t shared[];
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_ROWS);
-    if (apa_cuda_is_early(&job, place.row, COLD_ROWS)) {
+    const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_GROUPS * WARPGROUP_ROWS);
+    if (apa_cuda_is_early(&job, place.row, COLD_GROUPS * WARPGROUP_ROWS)) {
         chain_wait();
         return;
     }
-    const PairRange pairs = block_pairs(job, place);
+    const PairRange pairs = block_pairs<COLD_GROUPS>(job, place);
     for (int i = 0; i < S::STAGES; i++)
         if (threadIdx.x < 64)
             write_ones(base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
@@ -59,23 +60,22 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     __syncthreads();
     chain_wait();
     if (warp >= 4 * COLD_GROUPS) {
-        give_registers<COLD_PRODUCER_REGISTERS>();
+        give_registers<S::PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * COLD_GROUPS)
             feed_pairs<D, BIAS, S>(base, job, place, pairs);
         return;
     }
-    take_registers<COLD_CONSUMER_REGISTERS>();
+    take_registers<S::CONSUMER_REGISTERS>();
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = unit.number < job.units && unit.local < job.unit_count;
-    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}};
-    see_rows(my);
+    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}, 0};
+    see_rows(my, there);
     ColdRows<D> rows;
-    uint32_t q[D / 32][4] = {}, picks[4];
+    QueriesInRegisters queries;
     float q_unit[2] = {0.0f, 0.0f};
-    bias_operand(picks, line / job.Sq16);
-    if (there)
-        load_pair_queries<D>(q, job, unit, my.first_row / 16);
+    bias_operand(queries.picks, line / job.Sq16);
+    load_pair_queries(queries.q, job, unit, my.first_row / 16, there);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (there)
@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     }
     clear(rows);
     const CandidatesByTile candidates;
-    walk<D, BIAS, const CandidatesByTile, S>(rows, q, picks, q_unit, base, my, candidates);
+    walk<D, BIAS, QueriesInRegisters, const CandidatesByTile, S>(rows, queries, q_unit, base, my, candidates);
     if (!there)
         return;
     const int64_t first_row = (place.split * job.unit_count + unit.local) * APA_CUDA_UNIT + my.first_row;
@@ -108,7 +108,7 @@ template <int D, bool BIAS> static int launch(const apa_cuda_job *job, cudaStrea
 
 extern "C" int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job)
 {
-    return apa_cuda_stretches(job, COLD_ROWS);
+    return apa_cuda_stretches(job, COLD_GROUPS * WARPGROUP_ROWS);
 }
 
 extern "C" int64_t apa_wgmma_pair_bytes(int64_t D)
@@ -122,6 +122,6 @@ extern "C" int apa_wgmma_launch_cold(const apa_cuda_job *job, void *stream_point
     if (job->unit_count == 0)
         return cudaSuccess;
     if (job->D == 64)
-        return job->smooth_q ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+        return launch<64, false>(job, stream);
     return job->smooth_q ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
 }

@@ -1,7 +1,7 @@
 /* Pass 1 of a warpgroup: every tile in E4M3, whatever its verdict; tiles in pairs (tile_e4m3.cuh).
  *
- * A block takes 128 rows in line: two warpgroups of 64 rows, and one thread that keeps a ring of pairs full. Queries
- * stay in registers.
+ * A block takes rows in line: two warpgroups of 64 rows (or three, both_passes.cu), and one thread that keeps a ring of
+ * pairs full. Queries stay in registers.
  *
  *     step i of a warpgroup    issue S(i+1) = Q·Kᵀ
  *                              P·V of pair i-1: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
@@ -9,8 +9,8 @@
  *                              wait for S(i+1): codes of P(i+1), while P·V goes on
  *                              wait for P·V
  *
- * so that the arithmetic of either product runs beside the other one, and beside the other warpgroup's: the two take
- * turns at issuing. Rare code works from shared memory, so that it takes no registers from the loop.
+ * so that the arithmetic of either product runs beside the other one, and beside the other warpgroups'; two take turns
+ * at issuing. Rare code works from shared memory, so that it takes no registers from the loop.
  *
  * Sums of E4M3 products keep about 13 bits, so they are taken over one pair. Verdicts fall on a guess as
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
@@ -24,18 +24,20 @@
 
 #include "cuda/wgmma/tile_e4m3.cuh"
 
-constexpr int COLD_GROUPS = 2, COLD_ROWS = COLD_GROUPS * 64;
+constexpr int COLD_GROUPS = 2, MOST_COLD_GROUPS = 3; /* warpgroups */
 
-/* The ring of a block. A shape adds where its barriers lie: FULL_AT, for each stage the one that says it is full and
- * the one that says it has been read. */
-template <int D> struct ColdRing {
-    static constexpr int STAGES = D == 64 ? 8 : 5, RING_BYTES = STAGES * Pair<D>::STAGE;
-    static constexpr int THREADS = (COLD_GROUPS + 1) * 128;
+/* The ring of a block with so many warpgroups. A shape adds where its barriers lie: FULL_AT, for each stage the one
+ * that says it is full and the one that says it has been read. */
+template <int D, int WARPGROUPS> struct ColdRing {
+    static constexpr int GROUPS = WARPGROUPS, ROWS = GROUPS * WARPGROUP_ROWS, WARPS = GROUPS * 4; /* that multiply */
+    static constexpr bool TURNS = GROUPS == 2; /* the two issue in turns; three do not, and are the faster for it */
+    static constexpr int STAGES = D == 64 && GROUPS == 2 ? 6 : 5, RING_BYTES = STAGES * Pair<D>::STAGE;
+    static constexpr int THREADS = (GROUPS + 1) * 128;
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
 };
 
 #ifdef APA_CUDA_BULK
 
-constexpr int COLD_PRODUCER_REGISTERS = 24, COLD_CONSUMER_REGISTERS = 240;
 constexpr int TURN = 1; /* and 2, named barriers: the warpgroup may issue */
 
 /* A place in the ring, one step after the other. Its addresses are kept, so that a step does not begin by working them
@@ -81,6 +83,7 @@ __device__ __forceinline__ Unit unit_of_row(const apa_cuda_job &job, const apa_c
 }
 
 /* Pairs that some row of the block sees, cut to its split. All threads call it. */
+template <int GROUPS>
 __device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const apa_cuda_stretch &place)
 {
     __shared__ int range[2];
@@ -89,7 +92,7 @@ __device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const 
         range[1] = 0;
     }
     __syncthreads();
-    if (threadIdx.x < COLD_ROWS) {
+    if (threadIdx.x < GROUPS * WARPGROUP_ROWS) {
         const int at = place.row + static_cast<int>(threadIdx.x);
         const Row row = row_of(job, unit_of_row(job, place, at), at % APA_CUDA_UNIT);
         if (row.first < row.end) {
@@ -104,6 +107,12 @@ __device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const 
     return pairs;
 }
 
+/* Of the block's groups of 16 rows, that of the warp. */
+__device__ __forceinline__ int own_group()
+{
+    return static_cast<int>(threadIdx.x / 32);
+}
+
 /* What a warp rarely needs. */
 struct WarpPlace {
     const apa_cuda_job &job;
@@ -111,6 +120,7 @@ struct WarpPlace {
     int first_row;          /* in the unit */
     uint32_t row_table;     /* of the warp, in shared memory */
     PairRange pairs, whole; /* whole: pairs that every row of the warp sees to the last key */
+    int most_tiles;         /* that a row of the warp sees */
 };
 
 /* What the thread's rows see: kept in shared memory, as few pairs need it. */
@@ -142,15 +152,32 @@ template <int D> __device__ __forceinline__ void clear(ColdRows<D> &rows)
             rows.o[k][i] = 0.0f;
 }
 
-/* What the warp's rows see goes to its table, and which pairs all of them see whole to its place. */
-__device__ __forceinline__ void see_rows(WarpPlace &my)
+/* ε of the warp's group, in shared memory: a register that lives through the walk is one too many. */
+__device__ __forceinline__ uint32_t eps_place()
+{
+    __shared__ float of_warp[MOST_COLD_GROUPS * 4];
+    return shared_address(of_warp + threadIdx.x / 32);
+}
+
+/* What the warp's rows see goes to its table, and which pairs all of them see whole to its place. there: else they are
+ * rows of no unit of the batch, and see nothing. */
+__device__ __forceinline__ void see_rows(WarpPlace &my, bool there)
 {
     ThreadRows<1> seen;
     const WarpView view = warp_rows<1>(my.job, my.unit, my.first_row, seen);
+    for (int h = 0; h < 2 && !there; h++)
+        seen.first[h] = seen.end[h] = 0;
     store_rows(my.row_table, seen);
-    __syncwarp();
     my.whole.first = (view.every_first + PAIR_KEYS - 1) / PAIR_KEYS;
-    my.whole.end = max(my.whole.first, view.every_end / PAIR_KEYS);
+    /* a reduction, so that it stays in a register of the warp: that it is the same in all lanes is not seen otherwise
+     */
+    my.whole.end =
+        __reduce_min_sync(0xffffffffu, there ? max(my.whole.first, view.every_end / PAIR_KEYS) : my.whole.first);
+    const int most = max(tiles_seen(seen.first[0], seen.end[0]), tiles_seen(seen.first[1], seen.end[1]));
+    my.most_tiles = __reduce_max_sync(0xffffffffu, most);
+    if ((threadIdx.x & 31) == 0)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(eps_place()), "f"(group_eps(my.job, my.most_tiles)) : "memory");
+    __syncwarp();
 }
 
 /* A pair whose P·V is under way. */
@@ -160,7 +187,7 @@ struct PairAhead {
         apart; /* times the smaller sum of a row's two tiles: below the larger one, they are too far from each other */
 };
 
-/* Masses of a candidate pair, log2: of tile mass_tile(), row g + 8·mass_h() of lane 4g + 2·h + tile. */
+/* Masses of a candidate pair: of tile mass_tile(), row g + 8·mass_h() of lane 4g + 2·h + tile. */
 __device__ __forceinline__ int mass_tile()
 {
     return threadIdx.x & 1;
@@ -171,52 +198,62 @@ __device__ __forceinline__ int mass_h()
     return threadIdx.x >> 1 & 1;
 }
 
-__device__ __forceinline__ float log2_mass(const float (&sums)[4], const float (&top)[2])
+/* What was taken in of a pair: by a lane, but for `held`. */
+struct Taken {
+    float sum;         /* as P·V has it, of mass_tile() and mass_h() */
+    bool above, apart; /* a tile's share so far is above ε; the tiles are too far from each other */
+    bool held;         /* by the warp: not added */
+};
+
+/* P·V of pair number i of the walk is there: masses, verdict, sums. The other warpgroup waits for this, so whether the
+ * pair is to be written down is found out later (note_of()), and one that is held back is added with a weight of 0. */
+template <int D>
+__device__ __forceinline__ Taken take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
+                                         const WarpPlace &my, int i)
 {
-    const float first = mass_tile() == 0 ? sums[0] : sums[1], second = mass_tile() == 0 ? sums[2] : sums[3];
-    const float sum = mass_h() == 0 ? first : second, frame = mass_h() == 0 ? top[0] : top[1];
-    return sum > 0.0f ? frame + log2_fast(sum) - LOG2_P_RANGE : -CUDART_INF_F;
+    const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
+    const float eps = __uint_as_float(load_shared_4(eps_place()));
+    const float to_hold = eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
+    Taken taken = {0.0f, false, false, false};
+    float both[2], weight[2];
+    bool hold = false;
+    const float of_first = mass_h() == 0 ? acc[D / 8][0] : acc[D / 8][2],
+                of_second = mass_h() == 0 ? acc[D / 8][1] : acc[D / 8][3];
+    taken.sum = mass_tile() == 0 ? of_first : of_second;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
+        const float most = fmaxf(first, second);
+        both[h] = first + second;
+        rows.lambda[h] += both[h];
+        taken.above = taken.above || most > eps * rows.lambda[h];
+        taken.apart = taken.apart || fminf(first, second) * pair.apart < most;
+        hold = hold || most > to_hold * rows.lambda[h];
+    }
+    taken.held = __any_sync(0xffffffffu, hold || taken.apart) != 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rows.held[h] += taken.held ? both[h] : 0.0f;
+        weight[h] = taken.held ? 0.0f : pair.weight[h];
+    }
+    add_pair<D>(rows, acc, weight, pair.v_scale);
+    return taken;
 }
 
 /* What is to be written down of a pair. */
 struct Note {
-    float mass;             /* log2_mass() */
+    float mass;             /* log2 */
     bool some, held, apart; /* apart: held because its tiles are too far from each other */
 };
 
-/* P·V of pair number i of the walk is there: masses, verdicts, sums. */
-template <int D>
-__device__ __forceinline__ Note take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
-                                        const WarpPlace &my, int i)
+__device__ __forceinline__ Note note_of(const Taken &taken, const PairAhead &pair)
 {
-    float most[2], both[2];
-    bool above = false, apart = false;
-    Note note = {0.0f, false, false, false};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
-        both[h] = first + second;
-        most[h] = fmaxf(first, second);
-        rows.lambda[h] += both[h];
-        above = above || most[h] > my.job.eps * rows.lambda[h];
-        apart = apart || fminf(first, second) * pair.apart < most[h];
-    }
-    note.some = __any_sync(0xffffffffu, above || apart);
+    Note note = {0.0f, __any_sync(0xffffffffu, taken.above || taken.apart) != 0, taken.held, false};
     if (__builtin_expect(note.some, 0)) {
-        const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
-        const float held_above = my.job.eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
-        const bool high = most[0] > held_above * rows.lambda[0] || most[1] > held_above * rows.lambda[1];
-        const uint32_t why = __reduce_or_sync(0xffffffffu, (high ? 1u : 0u) | (apart ? 2u : 0u));
-        note.mass = log2_mass(acc[D / 8], pair.top);
-        note.held = why != 0;
-        note.apart = (why & 2) != 0;
-        if (note.held) {
-            rows.held[0] += both[0];
-            rows.held[1] += both[1];
-            return note;
-        }
+        const float frame = mass_h() == 0 ? pair.top[0] : pair.top[1];
+        note.apart = __any_sync(0xffffffffu, taken.apart) != 0;
+        note.mass = taken.sum > 0.0f ? frame + log2_fast(taken.sum) - LOG2_P_RANGE : -CUDART_INF_F;
     }
-    add_pair<D>(rows, acc, pair.weight, pair.v_scale);
     return note;
 }
 
@@ -227,35 +264,29 @@ __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &
            meta.poisoned != 0;
 }
 
-/* Scores → codes and frames. */
-__device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
-                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
+/* Scores → codes and frames. Returns the lane's own two maxima, packed. */
+__device__ __forceinline__ uint32_t soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
+                                                const PairMeta &meta, bool partial, const WarpPlace &my, int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
-    pair.apart = APART;
+    /* Where rows see a part of a tile, sums say nothing of how far its keys are. */
+    pair.apart = partial ? CUDART_INF_F : APART;
     if (__builtin_expect(partial, 0)) {
         ThreadRows<1> seen;
-        const int key = number * PAIR_KEYS;
         load_rows(seen, my.row_table);
-        mask_pair(s, seen, key, meta.poisoned);
-        /* a row that sees nothing of a tile has no sum of it */
-        const int middle = key + APA_CUDA_TILE, first = max(seen.first[0], seen.first[1]),
-                  end = min(seen.end[0], seen.end[1]);
-        if (first >= middle || end <= middle || meta.poisoned != 0)
-            pair.apart = CUDART_INF_F;
+        mask_pair(s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-    soften_pair(s, unit, meta.phase, pair.top);
+    return soften_pair(s, unit, meta.phase, pair.top);
 }
 
 /* Scores of the first pair of the walk → codes. */
-template <int D, bool BIAS>
-__device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const uint32_t (&q)[D / 32][4],
-                                          const uint32_t (&picks)[4], const float (&q_unit)[2], uint32_t stage,
-                                          const WarpPlace &my)
+template <int D, bool BIAS, typename Queries>
+__device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const Queries &queries,
+                                          const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
 {
     const int number = pair_at(my.pairs, 0);
     products_fence();
-    issue_pair_scores<D, BIAS>(pair.s, q, picks, stage);
+    issue_pair_scores<D, BIAS>(pair.s, queries, stage);
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
@@ -268,10 +299,9 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
     return meta;
 }
 
-template <int D, bool BIAS, typename Candidates, typename Shape>
-__device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
-                                     const float (&q_unit)[2], uint32_t shared, const WarpPlace &my,
-                                     Candidates &candidates)
+template <int D, bool BIAS, typename Queries, typename Candidates, typename Shape>
+__device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, const float (&q_unit)[2],
+                                     uint32_t shared, const WarpPlace &my, Candidates &candidates)
 {
     const int n = my.pairs.end - my.pairs.first;
     if (n == 0)
@@ -280,30 +310,32 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
     PairState<D> pair;
     PairAhead next, last = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, CUDART_INF_F};
     barrier_wait(here.full, here.phase);
-    PairMeta meta = begin<D, BIAS>(pair, next, q, picks, q_unit, here.stage, my);
+    PairMeta meta = begin<D, BIAS>(pair, next, queries, q_unit, here.stage, my);
     if (n > 1)
         ahead.advance();
     bool ready = false;
     const int group = threadIdx.x / 128;
-    if (group == 1)
-        named_barrier_arrive(TURN, COLD_GROUPS * 128);
+    if (Shape::TURNS && group == 1)
+        named_barrier_arrive(TURN, 2 * 128);
     for (int i = 0; i < n; i++) { /* the last step multiplies its own keys once more, for nothing */
         next.v_scale = meta.v_scale;
         pack_pair(pair.s, pair.p);
         if (!ready)
             barrier_wait(ahead.full, ahead.phase);
-        named_barrier(TURN + group, COLD_GROUPS * 128);
+        if (Shape::TURNS)
+            named_barrier(TURN + group, 2 * 128);
         pin(pair.s);
         pin(pair.p);
         products_fence();
-        issue_pair_scores<D, BIAS>(pair.s, q, picks, ahead.stage);
+        issue_pair_scores<D, BIAS>(pair.s, queries, ahead.stage);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
-        const Note note = take_in<D>(rows, pair.acc, last, my, i - 1);
+        const Taken taken = take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
         products_fence();
         issue_pair_values<D>(pair.acc, pair.p, here.stage);
-        if (group == 0 || i + 1 < n)
-            named_barrier_arrive(TURN + 1 - group, COLD_GROUPS * 128);
+        if (Shape::TURNS && (group == 0 || i + 1 < n))
+            named_barrier_arrive(TURN + 1 - group, 2 * 128);
+        const Note note = note_of(taken, last);
         if (__builtin_expect(note.some, 0))
             candidates.write(note, my, pair_at(my.pairs, i - 1));
         meet_frames<D>(rows, next.top);
@@ -319,15 +351,18 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const uint32_t (&q)[D / 
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.s);
-        soften_step(pair.s, next, q_unit, meta, partial, my, number);
-        ready = barrier_test(ahead.full, ahead.phase);
+        const uint32_t own_top = soften_step(pair.s, next, q_unit, meta, partial, my, number);
+        /* A maximum is never this one of the numbers that are none. But asking makes the test, and the wait behind it,
+         * hang on the maxima, which the assembler may put behind the wait else: 3 % slower at D 128. */
+        ready = barrier_test(ahead.full, ahead.phase ^ (D == 128 && own_top == 0xfffefffeu ? 1u : 0u));
         products_wait<0>();
         pin(pair.acc);
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
             barrier_arrive(release);
     }
-    const Note note = take_in<D>(rows, pair.acc, last, my, n - 1);
+    const Taken taken = take_in<D>(rows, pair.acc, last, my, n - 1);
+    const Note note = note_of(taken, last);
     if (note.some)
         candidates.write(note, my, pair_at(my.pairs, n - 1));
 }

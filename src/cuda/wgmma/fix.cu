@@ -22,11 +22,10 @@ __device__ __forceinline__ void feed_entries(const FixRing<D> &ring, const apa_c
     const int64_t list = unit.local * job.tiles;
     for (int i = first; i < end; i++) {
         const uint32_t tile = job.fix_tile[list + i], mask = job.fix_mask[list + i], groups = mask & 255;
-        const apa_wgmma_fix entry =
-            apa_wgmma_fix_entry(tile / 2, tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, mask >> 8);
+        const apa_wgmma_fix entry = {tile / 2, tile % 2 == 0 ? groups : 0, tile % 2 == 0 ? 0 : groups, mask >> 8};
         push_fix<D, BIAS>(ring, i - first, entry, job, unit.head);
     }
-    push_fix<D, BIAS>(ring, end - first, {NO_PAIR, 0}, job, unit.head);
+    push_fix<D, BIAS>(ring, end - first, {NO_PAIR, 0, 0, 0}, job, unit.head);
 }
 
 /* The warp's rows as pass 1 stored them, in units of codes. */
@@ -71,7 +70,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
         if (threadIdx.x < 64)
             write_ones(base + i * Pair<D>::STAGE + Pair<D>::ONES_AT, threadIdx.x);
     fence_for_async();
-    const FixRing<D> ring = {base, base + S::FULL_AT, S::STAGES};
+    const FixRing<D> ring = {base, base + S::FULL_AT, S::STAGES, 8};
     if (threadIdx.x == 0) {
         ring.set_barriers();
         barrier_init_fence();
@@ -85,18 +84,18 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
     }
     take_registers<240>();
     const int64_t first_row = (unit.split * job.unit_count + unit.local) * APA_CUDA_UNIT + warp * 16;
-    uint32_t q[D / 32][4], picks[4];
-    load_pair_queries<D>(q, job, unit, warp);
-    bias_operand(picks, (unit.number * APA_CUDA_UNIT + warp * 16) / job.Sq16);
+    QueriesInRegisters queries;
+    load_pair_queries(queries.q, job, unit, warp, true);
+    bias_operand(queries.picks, (unit.number * APA_CUDA_UNIT + warp * 16) / job.Sq16);
     ColdRows<D> rows;
     load_cold<D>(rows, job, first_row);
     float q_unit[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + warp * 16 + h * 8 + (lane >> 2)];
-    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * 8, {0, 0}, {0, 0}};
-    see_rows(my);
-    fix_all<D, BIAS>(rows, q, picks, q_unit, ring, my);
+    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * 8, {0, 0}, {0, 0}, 0};
+    see_rows(my, true);
+    fix_all<D, BIAS>(rows, queries, q_unit, ring, my);
     store_cold<D>(rows, job, first_row);
 #endif
 }
@@ -115,6 +114,6 @@ extern "C" int apa_wgmma_launch_fix(const apa_cuda_job *job, void *stream_pointe
 {
     const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
     if (job->D == 64)
-        return job->smooth_q ? launch<64, true>(job, stream) : launch<64, false>(job, stream);
+        return launch<64, false>(job, stream);
     return job->smooth_q ? launch<128, true>(job, stream) : launch<128, false>(job, stream);
 }

@@ -4,7 +4,7 @@
  * of a tile that stays are cleared. What is taken out leaves rounding of FP32 sums and of the 13 bits of one pair's
  * E4M3 sum behind.
  *
- * One warp feeds a ring of pairs with what is to be done to each; two warpgroups work on it at their own pace, each
+ * One warp feeds a ring of pairs with what is to be done to each; the warpgroups work on it at their own pace, each
  * with the scores of its next pair under way beside P·V of the one at hand. */
 #ifndef APA_CUDA_WGMMA_FIX_PAIR_CUH
 #define APA_CUDA_WGMMA_FIX_PAIR_CUH
@@ -19,7 +19,7 @@ constexpr uint32_t NO_PAIR = 0xffffffffu; /* ends the ring */
 template <int D> struct FixRing {
     static constexpr int ENTRY_AT = Pair<D>::META_AT + 64; /* in a stage */
     uint32_t base, barriers;                               /* of each stage 16 bytes: full, empty */
-    int stages;
+    int stages, warps;                                     /* warps that read it */
 
     __device__ uint32_t stage(int i) const
     {
@@ -41,7 +41,7 @@ template <int D> struct FixRing {
     {
         for (int i = 0; i < stages; i++) {
             barrier_init(full(i), 1);
-            barrier_init(empty(i), 4 * COLD_GROUPS);
+            barrier_init(empty(i), warps);
         }
     }
 };
@@ -51,7 +51,7 @@ template <int D, bool BIAS>
 __device__ __forceinline__ void push_fix(const FixRing<D> &ring, int at, const apa_wgmma_fix &fix,
                                          const apa_cuda_job &job, int head)
 {
-    const uint32_t entry[4] = {fix.pair, fix.groups, 0, 0};
+    const uint32_t entry[4] = {fix.pair, fix.first, fix.second, fix.out};
     barrier_wait(ring.empty(at), ring.phase(at) ^ 1);
     store_shared_16(ring.stage(at) + ring.ENTRY_AT, entry);
     if (fix.pair != NO_PAIR)
@@ -76,13 +76,13 @@ __device__ __forceinline__ apa_wgmma_fix next_fix(const FixRing<D> &ring, int &a
 {
     for (; at < end; at++) {
         barrier_wait(ring.full(at), ring.phase(at));
-        const apa_wgmma_fix entry = {load_shared_4(ring.stage(at) + ring.ENTRY_AT),
-                                     load_shared_4(ring.stage(at) + ring.ENTRY_AT + 4)};
-        if (entry.pair == NO_PAIR || ((entry.groups | entry.groups >> 8) >> my.first_row / 64 * 4 & 15) != 0)
-            return entry;
+        uint32_t word[4];
+        load_shared_16(word, ring.stage(at) + ring.ENTRY_AT);
+        if (word[0] == NO_PAIR || ((word[1] | word[2]) >> own_group() / 4 * 4 & 15) != 0)
+            return {word[0], word[1], word[2], word[3]};
         leave_fix(ring, at);
     }
-    return {NO_PAIR, 0};
+    return {NO_PAIR, 0, 0, 0};
 }
 
 /* What is done to a pair for a warp's rows. */
@@ -98,11 +98,13 @@ __device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const apa_wgmm
                                               uint32_t stage, const WarpPlace &my)
 {
     const int number = static_cast<int>(entry.pair);
-    const uint32_t own = entry.groups >> my.first_row / 16;
-    const bool take_out = (own & 0x10000) != 0;
+    const bool take_out = (entry.out >> own_group() & 1) != 0;
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
-    FixStep step = {{0.0f, 0.0f}, meta.v_scale, take_out ? -1.0f : 1.0f, {(own & 1) != 0, (own & 0x100) != 0}};
+    FixStep step = {{0.0f, 0.0f},
+                    meta.v_scale,
+                    take_out ? -1.0f : 1.0f,
+                    {(entry.first >> own_group() & 1) != 0, (entry.second >> own_group() & 1) != 0}};
     if (is_partial(my, meta, number)) {
         ThreadRows<1> seen;
         load_rows(seen, my.row_table);
@@ -142,9 +144,9 @@ __device__ __forceinline__ void add_fix(ColdRows<D> &rows, const PairState<D> &p
 }
 
 /* All that the ring brings. rows.lambda is without what was held back. */
-template <int D, bool BIAS>
-__device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D / 32][4], const uint32_t (&picks)[4],
-                                        const float (&q_unit)[2], const FixRing<D> &ring, const WarpPlace &my)
+template <int D, bool BIAS, typename Queries>
+__device__ __forceinline__ void fix_all(ColdRows<D> &rows, const Queries &queries, const float (&q_unit)[2],
+                                        const FixRing<D> &ring, const WarpPlace &my)
 {
     for (int at = 0;;) {
         apa_wgmma_fix entry = next_fix(ring, at, 0x7fffffff, my);
@@ -152,7 +154,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D
             return;
         PairState<D> pair;
         products_fence();
-        issue_pair_scores<D, BIAS>(pair.s, q, picks, ring.stage(at));
+        issue_pair_scores<D, BIAS>(pair.s, queries, ring.stage(at));
         products_wait<0>();
         pin(pair.s);
         FixStep step = soften_fix(pair, entry, q_unit, ring.stage(at), my);
@@ -167,7 +169,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const uint32_t (&q)[D
             pin(pair.s);
             pin(pair.p);
             products_fence();
-            issue_pair_scores<D, BIAS>(pair.s, q, picks, next);
+            issue_pair_scores<D, BIAS>(pair.s, queries, next);
             issue_pair_values<D>(pair.acc, pair.p, ring.stage(at));
             products_wait<1>();
             pin(pair.s);

@@ -17,18 +17,18 @@
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define MOST_HOT_SPLITS 8
 #define EPS_PART (2.0 / 3.0) /* of the default ε, without smooth_q: a real head's error is under 5·10⁻³ then */
+#define EPS_64 0.1 /* of every row at D 64, where only P and V are rounded: real heads' errors are under 4·10⁻³ */
 /* A row of n tiles with even shares has them all hot while 1/n > ε, and a group of 16 a little longer: at n·ε = 1
  * … 1.25 (1.25 … 1.5) .9 (.35) of its tiles are hot on normal noise, .3 (.15) on topics, .1 on a real head. A tile of
  * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
- * that goes to the exact kernel at once. At D 64 both passes together gain on the exact kernel (cold tiles alone cost
- * .68 of it) only where next to nothing is hot: 16384 keys, causal, are at 2/ε .94 (sink-tail) to 1.09 (topics) of it.
- */
+ * that goes to the exact kernel at once. */
 #define EARLY_SHARES 1.5
 #define EARLY_SHARES_64 4.0
 #define MOST_STRIDE 8 /* with LEAST_SAMPLE tiles in it a sample's mean changes no error by a tenth */
 #define LEAST_SAMPLE 128
 #define PAIR_BIAS_BYTES 4096 /* tile_e4m3.cuh: 32 a key, for as many query heads of a KV head as: */
 #define MOST_BIAS_HEADS 8
+#define QUERY_BYTES 128               /* of codes: tile_e4m3.cuh */
 #define SLOT_BYTES (INT64_C(1) << 30) /* of the candidates of blocks that do both passes */
 #define LEAST_WIDE_WAVES 4            /* fewer wide blocks leave more idle at the end than they gain */
 #define LARGEST_COLD_DIM 128          /* at 256 channels the sums of two products do not fit the registers */
@@ -40,12 +40,17 @@ static apa_status refuse(apa_context *context, const char *what, const char *fou
     return apa_fail(context, APA_STATUS_UNSUPPORTED, "%s: %s, which the cuda:wgmma engine does not take", what, found);
 }
 
-/* Tiles up to which a group is hot throughout. */
-static int32_t early_tiles(const apa_recipe *recipe, int64_t D)
+/* Tiles up to which a group is hot throughout: n of them, where n·ε of a group that sees n is the limit. */
+static int32_t early_tiles(const apa_recipe *recipe, const apa_call *call)
 {
-    if (recipe->force != APA_FORCE_NONE || !(recipe->eps > 0.0 && recipe->eps < 1.0))
+    const double shares = call->D == 64 ? EARLY_SHARES_64 : EARLY_SHARES;
+    const double tiles = (double)((call->Skv + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
+    if (recipe->force != APA_FORCE_NONE || !(recipe->eps > 0.0 && recipe->eps < 1.0) || tiles == 0.0)
         return 0;
-    return (int32_t)fmin((D == 64 ? EARLY_SHARES_64 : EARLY_SHARES) / recipe->eps, INT32_MAX);
+    double most = shares / recipe->eps;
+    if (recipe->eps_by == APA_EPS_BY_ROW) /* n·ε·sqrt(tiles / n), or n times the most that ε may be */
+        most = fmax(most * most / tiles, shares / apa_recipe_group_eps(recipe, INT32_MAX, 1));
+    return (int32_t)fmin(most, INT32_MAX);
 }
 
 /* K's mean from a part of the keys, as long as that is LEAST_SAMPLE tiles. */
@@ -57,15 +62,29 @@ static int32_t sample_stride(int64_t tiles)
     return stride;
 }
 
+/* At D 64 products are not what takes the time, and E4M3 scores cost more accuracy than there is to win
+ * (docs/cuda-wgmma.md): scores there are those of the inputs, in FP16. */
+static apa_qk_format qk_format_of(int64_t D)
+{
+    return D == 64 ? APA_QK_FORMAT_EXACT : APA_QK_FORMAT_E4M3;
+}
+
+/* Does the recipe ask for the kernels' formats, at least where it says anything? */
+static bool takes_formats(const apa_recipe *recipe, int64_t D)
+{
+    return apa_recipe_qk_format(recipe) == qk_format_of(D) && apa_recipe_pv_format(recipe) == APA_PV_FORMAT_E4M3;
+}
+
 /* The queries' mean and the phases of P cure what E4M3 does not average (docs/accuracy.md). Rows that are packed
  * position by position have a query head each: their scores' biases are not those of a warp. */
 static void prefer_smooth(apa_recipe *recipe, const apa_call *call)
 {
     apa_recipe resolved = *recipe;
-    if (apa_recipe_qk_format(recipe) != APA_QK_FORMAT_E4M3 || apa_recipe_pv_format(recipe) != APA_PV_FORMAT_E4M3)
+    if (!takes_formats(recipe, call->D))
         return;
     apa_recipe_fill_auto(&resolved, call->Sq, call->Skv, call->D);
-    if (recipe->smooth_q == APA_TOGGLE_AUTO && resolved.packing != APA_PACKING_ROWS && call->G <= MOST_BIAS_HEADS)
+    if (recipe->smooth_q == APA_TOGGLE_AUTO && call->D != 64 && resolved.packing != APA_PACKING_ROWS &&
+        call->G <= MOST_BIAS_HEADS)
         recipe->smooth_q = APA_TOGGLE_ON;
     if (recipe->smooth_q == APA_TOGGLE_ON && recipe->q_mean == APA_Q_MEAN_AUTO)
         recipe->q_mean = APA_Q_MEAN_HEAD;
@@ -79,7 +98,9 @@ static void prefer(apa_recipe *recipe, const apa_call *call)
     if (recipe->cold_format == APA_COLD_FORMAT_AUTO && recipe->qk_format == APA_QK_FORMAT_AUTO &&
         recipe->pv_format == APA_PV_FORMAT_AUTO)
         recipe->cold_format = APA_COLD_FORMAT_E4M3;
-    if (apa_recipe_qk_format(recipe) != APA_QK_FORMAT_E4M3 || apa_recipe_pv_format(recipe) != APA_PV_FORMAT_E4M3)
+    if (recipe->cold_format == APA_COLD_FORMAT_E4M3 && recipe->qk_format == APA_QK_FORMAT_AUTO)
+        recipe->qk_format = qk_format_of(call->D);
+    if (!takes_formats(recipe, call->D))
         return;
     if (recipe->qk_scale_granularity == APA_QK_GRANULARITY_AUTO)
         recipe->qk_scale_granularity = APA_QK_GRANULARITY_WARP;
@@ -92,13 +113,17 @@ static void prefer(apa_recipe *recipe, const apa_call *call)
     if (recipe->pow2_scales == APA_TOGGLE_AUTO)
         recipe->pow2_scales = APA_TOGGLE_ON;
     prefer_smooth(recipe, call);
+    if (recipe->eps_by == APA_EPS_BY_AUTO)
+        recipe->eps_by = isnan(recipe->eps) && call->D != 64 ? APA_EPS_BY_ROW : APA_EPS_BY_CALL;
+    if (isnan(recipe->eps) && call->D == 64)
+        recipe->eps = EPS_64;
     if (isnan(recipe->eps))
         recipe->eps = (recipe->smooth_q == APA_TOGGLE_ON ? 1.0 : EPS_PART) *
                       apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, call->Skv, recipe->tile);
     if (recipe->smooth_k_stride == 0)
         recipe->smooth_k_stride = sample_stride((call->Skv + recipe->tile - 1) / recipe->tile);
     if (recipe->early_tiles < 0)
-        recipe->early_tiles = early_tiles(recipe, call->D);
+        recipe->early_tiles = early_tiles(recipe, call);
 }
 
 static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, const char *knob)
@@ -109,8 +134,9 @@ static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, co
 }
 
 /* A resolved recipe with cold tiles, for G query heads a KV head. */
-static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int64_t G)
+static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int64_t G, int64_t D)
 {
+    const bool exact_scores = qk_format_of(D) == APA_QK_FORMAT_EXACT;
     const struct {
         const char *knob;
         bool taken;
@@ -118,7 +144,7 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int
         {"tile", recipe->tile == APA_CUDA_TILE},
         {"group", recipe->group == APA_CUDA_GROUP},
         {"exact_format", recipe->exact_format == APA_EXACT_FORMAT_INPUT},
-        {"qk_format", recipe->qk_format == APA_QK_FORMAT_E4M3},
+        {"qk_format", recipe->qk_format == qk_format_of(D)},
         {"pv_format", recipe->pv_format == APA_PV_FORMAT_E4M3},
         {"qk_scale_granularity", recipe->qk_scale_granularity == APA_QK_GRANULARITY_WARP},
         {"v_scale_granularity", recipe->v_scale_granularity == APA_V_GRANULARITY_BLOCK},
@@ -128,8 +154,8 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int
         {"q_terms", recipe->q_terms == 1},
         {"smooth_v", recipe->smooth_v == APA_TOGGLE_OFF},
         {"hadamard", recipe->hadamard == APA_TOGGLE_OFF},
-        {"smooth_q",
-         recipe->smooth_q == APA_TOGGLE_OFF || (recipe->packing != APA_PACKING_ROWS && G <= MOST_BIAS_HEADS)},
+        {"smooth_q", recipe->smooth_q == APA_TOGGLE_OFF ||
+                         (!exact_scores && recipe->packing != APA_PACKING_ROWS && G <= MOST_BIAS_HEADS)},
         {"q_mean", recipe->smooth_q == APA_TOGGLE_OFF || recipe->q_mean == APA_Q_MEAN_HEAD},
         {"skip", recipe->skip == APA_TOGGLE_OFF},
         {"second_look", recipe->second_look == APA_TOGGLE_ON}, /* verdicts fall when λ is complete */
@@ -147,6 +173,9 @@ static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int
     plain.smooth_k_stride = 1;
     plain.smooth_q = plain.p_phase = APA_TOGGLE_OFF;
     plain.q_mean = APA_Q_MEAN_BLOCK;
+    plain.eps_by = APA_EPS_BY_CALL;
+    if (exact_scores)
+        plain.qk_format = APA_QK_FORMAT_E4M3;
     return apa_recipe_beyond_walk(&plain, &knob) ? refuse_knob(context, recipe, knob) : APA_STATUS_OK;
 }
 
@@ -161,7 +190,7 @@ static apa_status resolve_cold(apa_context *context, apa_call *call)
         snprintf(found, sizeof found, "%d with cold tiles", (int)call->D);
         return refuse(context, "dim", found);
     }
-    const apa_status status = check_cold(context, &call->recipe, call->G);
+    const apa_status status = check_cold(context, &call->recipe, call->G, call->D);
     return status == APA_STATUS_OK ? apa_cuda_check_shape(context, call) : status;
 }
 
@@ -230,7 +259,11 @@ static bool all_exact_of(const apa_call *call, const apa_cuda_kept *kept)
 static void kernel_name(const apa_context *context, const apa_call *call, char *name, size_t size)
 {
     (void)context;
-    snprintf(name, size, "%s%s wgmma on sm_90a", all_exact(call) ? "" : "e4m3+", apa_dtype_name(call->q.dtype));
+    snprintf(name, size, "%s%s wgmma on sm_90a",
+             all_exact(call) ? ""
+             : call->D == 64 ? "f16/e4m3+"
+                             : "e4m3+",
+             apa_dtype_name(call->q.dtype));
 }
 
 /* ------------------------------------------------------------------------------- the job */
@@ -243,6 +276,12 @@ static int64_t ceil_div(int64_t a, int64_t b)
 static int64_t all_units(const apa_cuda_job *job)
 {
     return (int64_t)job->B * job->Hkv * job->units;
+}
+
+/* Groups of 16 rows of a block that does both passes. */
+static int64_t groups_of_slot(const apa_cuda_job *job)
+{
+    return job->wide ? apa_wgmma_exact_rows(job->D) / APA_CUDA_GROUP : APA_CUDA_UNIT_GROUPS;
 }
 
 static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_job *job)
@@ -259,7 +298,7 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
                 heads * ceil_div(job->units * APA_CUDA_UNIT, rows) * job->splits >= LEAST_WIDE_WAVES * slots;
     job->shared_bytes_of_sm = target->shared_bytes_of_sm;
     /* without splits a block can do both passes of its unit */
-    const int64_t slot_bytes = (int64_t)APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2) * (32 * 4 + 8);
+    const int64_t slot_bytes = groups_of_slot(job) * ceil_div(job->tiles, 2) * (32 * 4 + 8);
     if (job->splits == 1 && job->tiles <= apa_wgmma_most_tiles_of_both() && slots * slot_bytes <= SLOT_BYTES)
         job->slots = (int32_t)slots;
 }
@@ -288,7 +327,7 @@ static void lay_out_means(apa_cuda_job *job, apa_cuda_arena *at)
 static void lay_out_queries(apa_cuda_job *job, int64_t units, apa_cuda_arena *at)
 {
     const int64_t rows = units * APA_CUDA_UNIT;
-    job->q_codes = apa_cuda_take(at, rows * job->D, 1);
+    job->q_codes = apa_cuda_take(at, rows * QUERY_BYTES, 1);
     job->q_scale = apa_cuda_take(at, rows, sizeof(float));
     job->shift = apa_cuda_take(at, rows, sizeof(float));
     job->all_hot = apa_cuda_take(at, units * APA_CUDA_UNIT_GROUPS, 1);
@@ -297,11 +336,12 @@ static void lay_out_queries(apa_cuda_job *job, int64_t units, apa_cuda_arena *at
 /* What blocks need that do both passes. */
 static void lay_out_slots(apa_cuda_job *job, apa_cuda_arena *at)
 {
-    const int64_t pairs = (int64_t)job->slots * APA_CUDA_UNIT_GROUPS * ceil_div(job->tiles, 2);
+    const int64_t pairs = (int64_t)job->slots * groups_of_slot(job) * ceil_div(job->tiles, 2);
     job->slot_taken = apa_cuda_take(at, job->slots, sizeof(uint32_t));
     job->mass = apa_cuda_take(at, pairs * 32, sizeof(float));
     job->candidate_pair = apa_cuda_take(at, 2 * pairs, sizeof(uint32_t));
-    job->hot_tile = apa_cuda_take(at, (int64_t)job->slots * 2 * job->tiles, sizeof(uint32_t));
+    job->hot_tile = apa_cuda_take(at, (int64_t)job->slots * groups_of_slot(job) / 4 * job->tiles,
+                                  sizeof(uint32_t)); /* a list for each warpgroup of 4 groups */
 }
 
 /* What `units` units need for a pass over cold tiles and one over hot ones. */
@@ -348,7 +388,7 @@ static int64_t batch_units(const apa_cuda_job *job, bool all_hot)
     const int64_t sums = (int64_t)(job->splits + (all_hot ? 0 : job->hot_splits)) * APA_CUDA_UNIT * (job->D + 2) * 4;
     const int64_t masses = all_hot ? 0 : (int64_t)job->tiles * APA_CUDA_UNIT_GROUPS * (16 * 4 + 1 + 1);
     const int64_t queries =
-        APA_CUDA_UNIT * (int64_t)(job->D + 8); /* of blocks that do both passes nothing else grows */
+        APA_CUDA_UNIT * (int64_t)(QUERY_BYTES + 8); /* of blocks that do both passes nothing else grows */
     const int64_t heads = (int64_t)job->B * job->Hkv, least = BATCH_BYTES / (job->slots > 0 ? queries : sums + masses);
     if (all_hot && job->splits == 1)
         return all_units(job);

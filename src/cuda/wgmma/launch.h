@@ -25,7 +25,7 @@ int64_t apa_wgmma_exact_rows(int64_t D);
 /* Blocks a split of pass 1. The job's units are whole KV heads, or lie within one. */
 int64_t apa_wgmma_cold_blocks(const apa_cuda_job *job);
 
-/* Bytes of a pair of tiles in E4M3, and parts in which the keys are summed for their mean. */
+/* Bytes of a pair of prepared tiles, and parts in which the keys are summed for their mean. */
 int64_t apa_wgmma_pair_bytes(int64_t D);
 int64_t apa_wgmma_sum_parts(const apa_cuda_job *job);
 

@@ -301,7 +301,7 @@ template <int D> __device__ __forceinline__ void mean_of_queries(const apa_cuda_
         most = fmaxf(most, largest[i]);
         square += squares[i];
     }
-    job.q_head_scale[head] = power_of_two(fmaxf(most * (1.0f / QK_LARGEST), sqrtf(square) * (1.0f / MOST_MEAN)));
+    job.q_head_scale[head] = power_of_two(fmaxf(most * (1.0f / qk_largest<D>()), sqrtf(square) * (1.0f / MOST_MEAN)));
 }
 
 #endif

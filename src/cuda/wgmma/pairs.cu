@@ -1,4 +1,4 @@
-/* Prep on Hopper: pairs of tiles in E4M3 (layout in tile_e4m3.cuh), the kernel that moves most bytes of prep.
+/* Prep on Hopper: codes of pairs of tiles (layout in tile_e4m3.cuh), the kernel that moves most bytes of prep.
  *
  * A block makes one blob. Keys go to registers, values to shared memory, both on their way before the mean is there.
  * Two passes over them, for scales and for codes; then the codes take the place of the values, in the order of the
@@ -12,7 +12,7 @@ template <int D> struct PairShape : PairTurns<D> {
     using PairTurns<D>::THREADS;
     static constexpr int PIECES = PAIR_KEYS / 16; /* places of V that a thread writes at once, two channels of them */
     static_assert(D / 2 * PIECES == THREADS, "a thread two channels and 16 places");
-    static_assert(PAIR_KEYS * D * 2 == Pair<D>::META, "values take the place of all codes");
+    static_assert(PAIR_KEYS * D * 2 <= Pair<D>::META, "values take the place of codes");
 };
 
 /* What a block finds out about its pair; bits of floats that are not negative rise with them. */
@@ -74,17 +74,29 @@ __device__ __forceinline__ void transpose_values(uint4 (&code)[2], const uint32_
 
 static_assert(key_of_slot(16) == 16 && key_of_slot(31) == 31, "the two halves of 32 places hold their own 16 keys");
 
-/* Scores of keys minus mean: codes of a key's eight channels. */
-template <bool BF16>
-__device__ __forceinline__ uint2 key_codes(const uint4 &raw, float inverse, const float (&minus_mean)[8])
+/* Keys minus mean: codes of a key's eight channels. */
+template <int D, bool BF16>
+__device__ __forceinline__ QKCodes<D> key_codes(const uint4 &raw, float inverse, const float (&minus_mean)[8])
 {
     float x[8];
     widen_8<BF16>(raw, x);
 #pragma unroll
     for (int i = 0; i < 8; i++) /* powers of two: this is (x - mean)·inverse, rounded once */
         x[i] = fmaf(x[i], inverse, minus_mean[i]);
-    return make_uint2(pack_e4m3(x[0], x[1]) | pack_e4m3(x[2], x[3]) << 16, pack_e4m3(x[4], x[5]) | pack_e4m3(x[6], x[7])
-                                                                                                       << 16);
+    QKCodes<D> codes;
+    codes.set(x);
+    return codes;
+}
+
+/* ... and their place in the blob. */
+template <int D> __device__ __forceinline__ void put_key_codes(uint8_t *to, int key, int lane, const QKCodes<D> &code)
+{
+    if constexpr (D == 64)
+        *reinterpret_cast<uint4 *>(to + swizzled(key, lane)) =
+            make_uint4(code.word[0], code.word[1], code.word[2], code.word[3]);
+    else
+        *reinterpret_cast<uint2 *>(to + swizzled(key, lane / 2) + lane % 2 * 8) =
+            make_uint2(code.word[0], code.word[1]);
 }
 
 #endif
@@ -163,29 +175,28 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     raise(&facts.k_square, __float_as_int(sum_rows<S::LANES>(square)));
     raise(&facts.v_amax, static_cast<int>(max(v_most & 0xffff, v_most >> 16)));
     __syncthreads();
-    const float k_scale = power_of_two(__int_as_float(facts.k_amax) * (1.0f / QK_LARGEST)), inverse = 1.0f / k_scale;
+    const float k_scale = power_of_two(__int_as_float(facts.k_amax) * (1.0f / qk_largest<D>())),
+                inverse = 1.0f / k_scale;
     if (BIAS) {
         write_digits<D, BF16>(shared, k, job.G, inverse);
         load_mean_8(mean, shared.k_mean + lane * 8); /* from here, so that no register holds it meanwhile */
     }
     const float v_scale = power_of_two(widen<BF16>(static_cast<uint16_t>(facts.v_amax)) * (1.0f / V_LARGEST));
-    uint2 k_code[S::TURNS];
+    QKCodes<D> k_code[S::TURNS];
     uint4 v_code[2];
 #pragma unroll
     for (int i = 0; i < 8; i++)
         mean[i] *= -inverse;
 #pragma unroll
     for (int turn = 0; turn < S::TURNS; turn++) {
-        k_code[turn] = key_codes<BF16>(k[turn], inverse, mean);
-        if ((good_keys >> turn & 1) == 0)
-            k_code[turn] = make_uint2(0, 0);
+        k_code[turn] = key_codes<D, BF16>(k[turn], inverse, mean);
+        k_code[turn].clear_unless((good_keys >> turn & 1) != 0);
     }
     transpose_values<D, BF16>(v_code, reinterpret_cast<const uint32_t *>(blob), 1.0f / v_scale);
     __syncthreads(); /* the values have been read */
 #pragma unroll
     for (int turn = 0; turn < S::TURNS; turn++)
-        *reinterpret_cast<uint2 *>(blob + Pair<D>::K + key_piece<D>(turn * S::ROWS + r, lane / 2) + lane % 2 * 8) =
-            k_code[turn];
+        put_key_codes<D>(blob + Pair<D>::K, turn * S::ROWS + r, lane, k_code[turn]);
 #pragma unroll
     for (int half = 0; half < 2; half++)
         *reinterpret_cast<uint4 *>(blob + Pair<D>::V +
@@ -214,18 +225,22 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
 #endif
 }
 
-template <int D, bool BF16> static int launch(const apa_cuda_job *job, int chained, cudaStream_t stream)
+template <int D, bool BF16, bool BIAS> static int launch(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
     const int64_t pairs = (job->tiles + 1) / 2 - job->first_tile / 2;
     if (pairs <= 0)
         return cudaSuccess;
-    return launch_chained(chained, job->smooth_q ? wgmma_pair_kernel<D, BF16, true> : wgmma_pair_kernel<D, BF16, false>,
-                          job->B * job->Hkv * pairs, PairShape<D>::THREADS, 0, stream, *job);
+    return launch_chained(chained, wgmma_pair_kernel<D, BF16, BIAS>, job->B * job->Hkv * pairs, PairShape<D>::THREADS,
+                          0, stream, *job);
 }
 
 extern "C" int apa_wgmma_launch_pairs(const apa_cuda_job *job, int chained, cudaStream_t stream)
 {
     if (job->D == 64)
-        return job->bf16 ? launch<64, true>(job, chained, stream) : launch<64, false>(job, chained, stream);
-    return job->bf16 ? launch<128, true>(job, chained, stream) : launch<128, false>(job, chained, stream);
+        return job->bf16 ? launch<64, true, false>(job, chained, stream)
+                         : launch<64, false, false>(job, chained, stream);
+    if (job->smooth_q)
+        return job->bf16 ? launch<128, true, true>(job, chained, stream)
+                         : launch<128, false, true>(job, chained, stream);
+    return job->bf16 ? launch<128, true, false>(job, chained, stream) : launch<128, false, false>(job, chained, stream);
 }

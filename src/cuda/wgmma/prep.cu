@@ -1,5 +1,5 @@
-/* Prep on Hopper: queries in E4M3 (order in tile_e4m3.cuh), and the launches of prep. Means are made in means.cu, pairs
- * of tiles in pairs.cu.
+/* Prep on Hopper: codes of queries (order in tile_e4m3.cuh), and the launches of prep. Means are made in means.cu,
+ * pairs of tiles in pairs.cu.
  *
  * A query's scale is the smallest power of two that keeps its largest value in range. */
 #include "cuda/wgmma/prep.cuh"
@@ -55,6 +55,36 @@ __device__ __forceinline__ void load_turns(uint4 (&raw)[QueryTurns<D>::TURNS], c
         const int further = T::row(turn) - T::row(0);
         if (further < left)
             raw[turn] = *reinterpret_cast<const uint4 *>(from + further * job.q.stride[2]);
+    }
+}
+
+/* Codes of rows r and r + 8 in the order of A operands: 16 bytes are 4 of row r, 4 of row r + 8, and of either those 16
+ * bytes on. A lane has 8 channels of both rows; two of them swap words. to: of row r. */
+template <int D>
+__device__ __forceinline__ void put_query_codes(uint4 *to, int lane, const QKCodes<D> &upper, const QKCodes<D> &lower)
+{
+    if constexpr (D == 64) { /* a lane has half a step's 32 bytes: words 0 and 1 go to the one, 2 and 3 to the other */
+        const bool second = (lane & 1) != 0;
+        uint32_t own[2][2], other[2][2]; /* [row][word] */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            own[0][i] = second ? upper.word[2 + i] : upper.word[i];
+            own[1][i] = second ? lower.word[2 + i] : lower.word[i];
+            other[0][i] = __shfl_xor_sync(0xffffffffu, second ? upper.word[i] : upper.word[2 + i], 1);
+            other[1][i] = __shfl_xor_sync(0xffffffffu, second ? lower.word[i] : lower.word[2 + i], 1);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            to[lane / 2 * 32 + (second ? 2 : 0) + i] = second
+                                                           ? make_uint4(other[0][i], other[1][i], own[0][i], own[1][i])
+                                                           : make_uint4(own[0][i], own[1][i], other[0][i], other[1][i]);
+    } else { /* a quarter: word 0 goes to the one, word 1 to the other */
+        const bool second = (lane & 2) != 0;
+        const uint32_t up = second ? upper.word[1] : upper.word[0], low = second ? lower.word[1] : lower.word[0],
+                       up_other = __shfl_xor_sync(0xffffffffu, second ? upper.word[0] : upper.word[1], 2),
+                       low_other = __shfl_xor_sync(0xffffffffu, second ? lower.word[0] : lower.word[1], 2);
+        to[lane / 4 * 32 + lane % 2 * 2 + (second ? 1 : 0)] =
+            second ? make_uint4(up_other, low_other, up, low) : make_uint4(up, low, up_other, low_other);
     }
 }
 
@@ -120,11 +150,8 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
     }
     const float head_inverse = 1.0f / own_scale, head_high = high * head_inverse, head_low = low * head_inverse;
     const int64_t at = unit.local * APA_CUDA_UNIT_GROUPS + group;
-    /* fragment order of 8-bit A operands: 16 bytes are 4 channels of rows r and r + 8, and those 16 channels on */
-    const bool second = (lane & 2) != 0;
-    uint4 *codes = reinterpret_cast<uint4 *>(job.q_codes + at * 16 * D) + lane / 4 * 32 + T::row(0) * 4 + lane % 2 * 2 +
-                   (second ? 1 : 0);
-    uint32_t before[2] = {};
+    uint4 *const codes = reinterpret_cast<uint4 *>(job.q_codes + at * 16 * 128) + T::row(0) * 4;
+    QKCodes<D> before = {};
     double dot = 0.0, dots[3];
     float square = 0.0f, squares[3];
     bool own_finite = true;
@@ -150,7 +177,7 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
 #pragma unroll
             for (int m = 1; m < T::LANES; m *= 2)
                 amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, m));
-            const float scale = power_of_two(finite ? times(amax, high, low) * (1.0f / QK_LARGEST) : 0.0f),
+            const float scale = power_of_two(finite ? times(amax, high, low) * (1.0f / qk_largest<D>()) : 0.0f),
                         inverse = inverse_power(scale);
             by_high = high * inverse;
             by_low = low * inverse;
@@ -173,21 +200,12 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
             dot = fold(dots[level], dot, 1 << level);
             square = fold(squares[level], square, 1 << level);
         }
-        uint32_t now[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            now[i] = pack_e4m3(x[4 * i], x[4 * i + 1]) | pack_e4m3(x[4 * i + 2], x[4 * i + 3]) << 16;
-            now[i] = finite ? now[i] : 0u;
-        }
-        if (turn % 2 == 1) {
-            const uint32_t low_row = second ? before[1] : before[0], high_row = second ? now[1] : now[0],
-                           low_other = __shfl_xor_sync(0xffffffffu, second ? before[0] : before[1], 2),
-                           high_other = __shfl_xor_sync(0xffffffffu, second ? now[0] : now[1], 2);
-            codes[turn / 2 * T::ROWS * 4] = second ? make_uint4(low_other, high_other, low_row, high_row)
-                                                   : make_uint4(low_row, high_row, low_other, high_other);
-        }
-        before[0] = now[0];
-        before[1] = now[1];
+        QKCodes<D> now;
+        now.set(x);
+        now.clear_unless(finite);
+        if (turn % 2 == 1)
+            put_query_codes<D>(codes + turn / 2 * T::ROWS * 4, lane, before, now);
+        before = now;
     }
 #pragma unroll
     for (int m = T::TURNS; m < T::LANES; m *= 2) {
@@ -201,7 +219,7 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D == 64 ? 4 : 3)
     /* From here on a lane has the row of turn lane % TURNS; two lanes have the same one. */
     const int r = T::row(lane % T::TURNS);
     const Row row = row_of(job, unit, group * 16 + r);
-    const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+    const int sees = tiles_seen(row.first, row.end);
     const float norm = sqrtf(job.k_scale_max[unit.head]), pair_unit = shared_unit[0] * own_scale;
     const float largest = job.c * (sqrtf(square) * own_scale + sqrtf(mean_square)) * norm;
     /* With a scale of the head a row's codes may lie below 2^-6, where a channel loses up to half their step,

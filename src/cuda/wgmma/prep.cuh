@@ -77,6 +77,28 @@ __device__ __forceinline__ float power_of_two(float x)
     return __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
 }
 
+/* Eight codes of Q or K: E4M3 in two words, FP16 in four. */
+template <int D> struct QKCodes {
+    static constexpr int WORDS = 2 * Pair<D>::QK_BYTES;
+    uint32_t word[WORDS];
+    __device__ void set(const float (&x)[8])
+    {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            if constexpr (D == 64)
+                word[i] = pack_16<false>(x[2 * i], x[2 * i + 1]);
+            else
+                word[i] = pack_e4m3(x[4 * i], x[4 * i + 1]) | pack_e4m3(x[4 * i + 2], x[4 * i + 3]) << 16;
+        }
+    }
+    __device__ void clear_unless(bool kept)
+    {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            word[i] = kept ? word[i] : 0u;
+    }
+};
+
 /* 1 / x of a power of two from 2^-126 to 2^126. */
 __device__ __forceinline__ float inverse_power(float x)
 {

@@ -134,6 +134,25 @@ __device__ __forceinline__ void product_e4m3_f16(uint32_t (&d)[32], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+/* FP16 scores: FP16 sums of 64 × 128; A in registers, B K-major. */
+__device__ __forceinline__ void product_f16_f16(uint32_t (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k16.f16.f16.f16 {" R32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+                 : U32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* The same with both in shared memory, K-major. */
+__device__ __forceinline__ void product_f16_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k16.f16.f16.f16 {" R32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+                 : U32(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 /* E4M3 P·V with 8 more columns: A in registers, B K-major. */
 __device__ __forceinline__ void product_e4m3(float (&d)[9][4], const uint32_t (&a)[4], uint64_t b, int add)
 {

@@ -10,10 +10,10 @@
 #include "cuda/warp_mma/tile_16.cuh"
 #include "cuda/wgmma/products.cuh"
 
-#ifdef APA_CUDA_BULK
-
 constexpr int WARPGROUP = 128;
 constexpr int WARPGROUP_ROWS = 64;
+
+#ifdef APA_CUDA_BULK
 
 /* Queries of the rows first … first + 63 of a unit, by the threads of one warpgroup, as D / 64 blocks of
  * [64 rows][64 channels]; zeros for padding. */
@@ -21,16 +21,25 @@ template <int D>
 __device__ __forceinline__ void load_query_rows(uint32_t to, const apa_cuda_job &job, const Unit &unit, int b,
                                                 int first)
 {
-    constexpr int PIECES = D / 8;
+    constexpr int PIECES = D / 8, STEP = WARPGROUP / PIECES;
+    constexpr int AT_ONCE = WARPGROUP_ROWS / STEP < 8 ? WARPGROUP_ROWS / STEP : 8; /* loads of a thread on their way */
     const uint32_t flip = job.negate ? 0x80008000u : 0u;
     const int piece = threadIdx.x % PIECES;
-    for (int r = threadIdx.x % WARPGROUP / PIECES; r < WARPGROUP_ROWS; r += WARPGROUP / PIECES) {
-        const Row row = row_of(job, unit, first + r);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (row.real)
-            x = *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.q, b, row.head, row.position) + piece * 8);
-        const uint32_t word[4] = {x.x ^ flip, x.y ^ flip, x.z ^ flip, x.w ^ flip};
-        store_shared_16(to + piece / 8 * (WARPGROUP_ROWS * 128) + swizzled(r, piece % 8), word);
+    for (int begin = threadIdx.x % WARPGROUP / PIECES; begin < WARPGROUP_ROWS; begin += AT_ONCE * STEP) {
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const Row row = row_of(job, unit, first + begin + i * STEP);
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (row.real)
+                x[i] = *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.q, b, row.head, row.position) +
+                                                        piece * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const uint32_t word[4] = {x[i].x ^ flip, x[i].y ^ flip, x[i].z ^ flip, x[i].w ^ flip};
+            store_shared_16(to + piece / 8 * (WARPGROUP_ROWS * 128) + swizzled(begin + i * STEP, piece % 8), word);
+        }
     }
 }
 

@@ -1,15 +1,16 @@
-/* A pair of tiles, 128 keys, in E4M3: the blob that prep writes, scores in FP16 sums, probabilities as codes, P·V, for
- * a warpgroup of 64 rows.
+/* A pair of tiles, 128 keys: the blob that prep writes, scores in FP16 sums, probabilities as codes, P·V, for a
+ * warpgroup of 64 rows. Codes of Q and K are E4M3 at D 128 and FP16 at D 64, where products are not what takes the
+ * time; V and P are E4M3.
  *
- * Blob: K codes    [key][D], rows in the swizzle of their length (128 or 64 bytes)
+ * Blob: K codes    [key][D], rows of 128 bytes in the 128-byte swizzle
  *       V codes    [channel][128 keys], 128-byte swizzle, the keys of each 32 in the order of key_of_slot()
  *       meta       PairMeta
  * In shared memory 8 rows of ones follow V (ones_row()): P·V has 8 more columns, the even ones sum P over the first
  * tile, the odd ones over the second. Row sums cost no more than that.
  *
  * Scales are powers of two, so that one of a pair serves as well as one of a tile or a key: an E4M3 code is the same up
- * to its exponent unless it is small enough to be subnormal. Codes of Q and K are at most 14: 14·14·D < 65504, so FP16
- * sums cannot overflow.
+ * to its exponent unless it is small enough to be subnormal. Codes of Q and K are at most qk_largest(), whose square
+ * times D is below 65504, so FP16 sums cannot overflow.
  *
  * P. With y = 8·s, s a score in log2 units, and an integer frame n within a half of the largest s,
  *     code = round(8·(s - n) + 64 + 56),    clamped to 0
@@ -26,14 +27,13 @@
 #include "cuda/wgmma/tile_16.cuh"
 
 constexpr int PAIR_KEYS = 128;
-constexpr float QK_LARGEST = 14.0f; /* 448 / 2^5 */
 constexpr float V_LARGEST = 448.0f;
 constexpr float P_RANGE = 266.29388f; /* 256·2^(.455 / 8) */
 constexpr float LOG2_P_RANGE = 8.056875f;
 constexpr float CODES_PER_OCTAVE = 8.0f;
 constexpr float SCORE_LIMIT = 1900.0f;          /* log2 units: beyond it 1144 - 8·n is not exact in FP16 */
 constexpr float SCORE_LIMIT_OF_PHASES = 365.0f; /* the same where n is a multiple of 1/4 */
-constexpr float APART = 512.0f;                 /* of two sums: 9 octaves */
+constexpr float APART = 4096.0f;                /* of two sums: 12 octaves */
 constexpr float PAIR_SLACK = 40.0f;    /* a row's frame moves for a pair that is this much above it; sums are FP32 */
 constexpr float ROUNDER = 12582912.0f; /* 1.5·2^23: its unit in the last place is 1 */
 
@@ -51,22 +51,36 @@ struct PairMeta {
 };
 
 template <int D> struct Pair {
-    static constexpr int K = 0, V = PAIR_KEYS * D, META = 2 * PAIR_KEYS * D, BYTES = META + 64;
+    static constexpr int QK_BYTES = D == 64 ? 2 : 1; /* of a code of Q or K */
+    static constexpr int K = 0, V = PAIR_KEYS * D * QK_BYTES, META = V + PAIR_KEYS * D, BYTES = META + 64;
     /* in shared memory */
     static constexpr int ONES_AT = META, META_AT = ONES_AT + 1024, BIAS_AT = META_AT + 1024,
-                         STAGE = BIAS_AT + BIAS_BYTES;
+                         STAGE = BIAS_AT + (D == 64 ? 0 : BIAS_BYTES);
+    static_assert(D * QK_BYTES == 128, "rows of Q and K, in steps of 32 bytes");
 };
+
+constexpr int SCORE_STEPS = 4;
+
+/* A warp's queries, A operands of the scores: in registers, and what picks their biases; or of a whole warpgroup in
+ * shared memory, rows of 128 bytes in the 128-byte swizzle, where there are too few registers. */
+struct QueriesInRegisters {
+    uint32_t q[SCORE_STEPS][4], picks[4];
+};
+
+struct QueriesInShared {
+    uint32_t at;
+};
+
+/* Of a code of Q or K: E4M3 448 / 2^5. */
+template <int D> __host__ __device__ constexpr float qk_largest()
+{
+    return D == 64 ? 31.0f : 14.0f;
+}
 
 /* Key, within 32, whose probability lies at place `slot` of the A operand: that of the scores' sums. */
 __host__ __device__ constexpr int key_of_slot(int slot)
 {
     return slot / 16 * 16 + slot / 2 % 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
-}
-
-/* Byte offset of 16-byte piece `piece` of a key's row. */
-template <int D> __device__ __forceinline__ uint32_t key_piece(uint32_t key, uint32_t piece)
-{
-    return D == 128 ? swizzled(key, piece) : key * 64 + ((piece ^ (key >> 1 & 3)) << 4);
 }
 
 /* Byte offset of byte `byte` of a key's biases. */
@@ -99,14 +113,6 @@ template <int D> struct PairState {
     float acc[D / 8 + 1][4]; /* P·V, the last block the row sums: [2h + tile] */
 };
 
-template <int D> __device__ __forceinline__ uint64_t keys_descriptor(uint32_t address)
-{
-    if (D == 128)
-        return k_major(address);
-    /* 64-byte rows: blocks of 8 rows are 512 bytes, swizzle mode 2 */
-    return 2ull << 62 | (512ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
-}
-
 /* What picks the biases of query head `head` of its KV head, as an A operand of 16 rows of it. */
 __device__ __forceinline__ void bias_operand(uint32_t (&a)[4], int head)
 {
@@ -125,17 +131,31 @@ __device__ __forceinline__ void bias_operand(uint32_t (&a)[4], int head)
 
 /* Scores of the pair at `stage`. */
 template <int D, bool BIAS>
-__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const uint32_t (&q)[D / 32][4],
-                                                  const uint32_t (&picks)[4], uint32_t stage)
+__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const QueriesInRegisters &queries, uint32_t stage)
 {
-    const uint64_t k = keys_descriptor<D>(stage + Pair<D>::K);
+    static_assert(!BIAS || D == 128, "biases are E4M3, as the codes are");
+    const uint64_t k = k_major(stage + Pair<D>::K);
 #pragma unroll
-    for (int step = 0; step < D / 32; step++)
-        product_e4m3_f16(s, q[step], k + step * 2, step != 0);
+    for (int step = 0; step < SCORE_STEPS; step++)
+        if constexpr (D == 64)
+            product_f16_f16(s, queries.q[step], k + step * 2, step != 0);
+        else
+            product_e4m3_f16(s, queries.q[step], k + step * 2, step != 0);
     if (BIAS) { /* rows of 32 bytes: blocks of 8 rows are 256, swizzle mode 3 */
         const uint64_t rows = 3ull << 62 | (256ull >> 4) << 32 | 1ull << 16;
-        product_e4m3_f16(s, picks, rows | ((stage + Pair<D>::BIAS_AT) & 0x3ffff) >> 4, 1);
+        product_e4m3_f16(s, queries.picks, rows | ((stage + Pair<D>::BIAS_AT) & 0x3ffff) >> 4, 1);
     }
+    products_commit();
+}
+
+template <int D, bool BIAS>
+__device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const QueriesInShared &queries, uint32_t stage)
+{
+    static_assert(D == 64 && !BIAS, "FP16 codes");
+    const uint64_t q = k_major(queries.at), k = k_major(stage + Pair<D>::K);
+#pragma unroll
+    for (int step = 0; step < SCORE_STEPS; step++)
+        product_f16_f16(s, q + step * 2, k + step * 2, step != 0);
     products_commit();
 }
 
@@ -197,11 +217,12 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
 /* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
  * pair's phase, so that a code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it
  * (prep.cu). top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes
- * them no numbers, which lose against 1024). */
-__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
+ * them no numbers, which lose against 1024). Returns the lane's own two maxima, packed. */
+__device__ __forceinline__ uint32_t soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
     uint32_t both = max_16_2<false>(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+    const uint32_t own = both;
     both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 1));
     both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 2));
     top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), -phase);
@@ -215,6 +236,7 @@ __device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&uni
         for (int n = 0; n < 16; n++)
             s[2 * n + h] = max_16_2<false>(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
     }
+    return own;
 }
 
 /* Codes → A operands. */
@@ -292,20 +314,30 @@ __device__ __forceinline__ PairMeta load_meta(uint32_t address)
     return meta;
 }
 
-/* A warp's queries as A operands. */
-template <int D>
-__device__ __forceinline__ void load_pair_queries(uint32_t (&q)[D / 32][4], const apa_cuda_job &job, const Unit &unit,
-                                                  int warp)
+/* A warp's queries as A operands; zeros where there are none. */
+__device__ __forceinline__ void load_pair_queries(uint32_t (&q)[SCORE_STEPS][4], const apa_cuda_job &job,
+                                                  const Unit &unit, int warp, bool there)
 {
-    const uint4 *codes = reinterpret_cast<const uint4 *>(job.q_codes + (unit.local * APA_CUDA_UNIT + warp * 16) * D);
+    const uint4 *codes = reinterpret_cast<const uint4 *>(job.q_codes + (unit.local * APA_CUDA_UNIT + warp * 16) * 128);
 #pragma unroll
-    for (int step = 0; step < D / 32; step++) {
-        const uint4 x = codes[step * 32 + (threadIdx.x & 31)];
+    for (int step = 0; step < SCORE_STEPS; step++) {
+        const uint4 x = there ? codes[step * 32 + (threadIdx.x & 31)] : make_uint4(0, 0, 0, 0);
         q[step][0] = x.x;
         q[step][1] = x.y;
         q[step][2] = x.z;
         q[step][3] = x.w;
     }
+}
+
+/* The same into shared memory, a warp's 16 rows of its warpgroup's; fence and barrier are the caller's. */
+__device__ __forceinline__ void share_pair_queries(uint32_t at, const uint32_t (&q)[SCORE_STEPS][4])
+{
+    const uint32_t row = threadIdx.x / 32 % 4 * 16 + (threadIdx.x & 31) / 4, word = (threadIdx.x & 3) * 4;
+#pragma unroll
+    for (uint32_t step = 0; step < SCORE_STEPS; step++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            store_shared_4(at + swizzled(row + i % 2 * 8, step * 2 + i / 2) + word, q[step][i]);
 }
 
 /* A warp's rows into the parts of pass 1, from row number `first_row` on; out of units of codes. */

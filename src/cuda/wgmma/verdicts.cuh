@@ -1,18 +1,19 @@
-/* Verdicts of a unit within one block (both_passes.cu): candidates as the walk writes them down, masks in shared memory
- * of what is hot and what was guessed wrong, and what callers ask for beside the result, out of these masks. */
+/* Verdicts of a block's rows within that block (both_passes.cu): candidates as the walk writes them down, masks in
+ * shared memory of what is hot and what was guessed wrong, and what callers ask for beside the result, out of these
+ * masks. */
 #ifndef APA_CUDA_WGMMA_VERDICTS_CUH
 #define APA_CUDA_WGMMA_VERDICTS_CUH
 
 #include "cuda/wgmma/cold_walk.cuh"
 
-constexpr int MOST_TILES = 8192; /* of the masks: a byte a tile, a bit a group */
+constexpr int MOST_TILES = 8192; /* of the masks: a bit a group */
 
 #ifdef APA_CUDA_BULK
 
-/* Where a warp's candidates begin, in pairs. */
-__device__ __forceinline__ int64_t first_candidate(const apa_cuda_job &job, int slot, int warp)
+/* Where the candidates of a block's group begin, in pairs. */
+template <int GROUPS> __device__ __forceinline__ int64_t first_candidate(const apa_cuda_job &job, int slot, int group)
 {
-    return (static_cast<int64_t>(slot) * APA_CUDA_UNIT_GROUPS + warp) * ((job.tiles + 1) / 2);
+    return (static_cast<int64_t>(slot) * (GROUPS * 4) + group) * ((job.tiles + 1) / 2);
 }
 
 /* Numbers in the order of floats. */
@@ -31,13 +32,13 @@ struct Candidate {
 };
 
 /* Candidates one after the other, as the walk comes by them. */
-struct CandidatesInLine {
+template <int GROUPS> struct CandidatesInLine {
     uint32_t slot; /* where the block's slot stands in shared memory */
     int count;
 
     __device__ void write(const Note &note, const WarpPlace &my, int number)
     {
-        const int64_t at = first_candidate(my.job, static_cast<int>(load_shared_4(slot)), my.first_row / 16) + count;
+        const int64_t at = first_candidate<GROUPS>(my.job, static_cast<int>(load_shared_4(slot)), own_group()) + count;
         const int most = __reduce_max_sync(0xffffffffu, in_order(note.mass));
         my.job.mass[at * 32 + (threadIdx.x & 31)] = note.mass;
         if ((threadIdx.x & 31) == 0) {
@@ -49,48 +50,72 @@ struct CandidatesInLine {
     }
 };
 
-/* Masks of verdicts: byte t of each array is tile t, bit g group g; a word is four tiles. */
-struct Masks {
-    uint32_t hot, fix, candidate, apart; /* addresses; apart: of a pair, in the byte of its first tile */
+/* Masks of verdicts: entry t of each array is tile t, bit g group g of the block. An entry has a byte for the eight
+ * groups of two warpgroups, two bytes for those of three. */
+template <int GROUPS> struct Masks {
+    static constexpr int BYTES = GROUPS == 2 ? 1 : 2, SECOND = 8 * BYTES, IN_WORD = 4 / BYTES;
+    static constexpr uint32_t ENTRY = (1u << SECOND) - 1;
+    uint32_t hot, fix, candidate, apart; /* addresses; apart: of a pair, in the entry of its first tile */
 
+    __device__ static uint32_t word(uint32_t mask, int tile)
+    {
+        return mask + tile / IN_WORD * 4;
+    }
+    __device__ static int shift(int tile, int group)
+    {
+        return tile % IN_WORD * SECOND + group;
+    }
     __device__ void set(uint32_t mask, int tile, int group) const
     {
-        or_shared(mask + tile / 4 * 4, 1u << (tile % 4 * 8 + group));
+        or_shared(word(mask, tile), 1u << shift(tile, group));
     }
-    /* of a pair's two tiles, as bits 0 and 8 say */
+    /* of a pair's two tiles, as bits 0 and SECOND say */
     __device__ void set_two(uint32_t mask, int pair, uint32_t two, int group) const
     {
         if (two != 0)
-            or_shared(mask + pair / 2 * 4, two << (pair % 2 * 16 + group));
+            or_shared(word(mask, 2 * pair), two << shift(2 * pair, group));
     }
     __device__ void clear(uint32_t mask, int tile, int group) const
     {
-        and_shared(mask + tile / 4 * 4, ~(1u << (tile % 4 * 8 + group)));
+        and_shared(word(mask, tile), ~(1u << shift(tile, group)));
+    }
+    __device__ static uint32_t of_tile(uint32_t mask, int tile)
+    {
+        return BYTES == 1 ? load_shared_1(mask + tile) : load_shared_2(mask + tile * 2);
+    }
+    /* of a pair's first tile, and << SECOND of its second one */
+    __device__ static uint32_t of_pair(uint32_t mask, int pair)
+    {
+        return BYTES == 1 ? load_shared_2(mask + pair * 2) : load_shared_4(mask + pair * 4);
     }
 };
 
 /* A candidate's verdict: which of its tiles are hot (bits of lanes whose row's mass says so). */
-__device__ __forceinline__ void settle(uint32_t pair, uint32_t hot_lanes, int end_key, int group, const Masks &masks)
+template <int GROUPS>
+__device__ __forceinline__ void settle(uint32_t pair, uint32_t hot_lanes, int end_key, int group,
+                                       const Masks<GROUPS> &masks)
 {
+    constexpr uint32_t SECOND = 1u << Masks<GROUPS>::SECOND, BOTH = SECOND | 1u;
     const int number = static_cast<int>(pair & Candidate::NUMBER);
-    const uint32_t seen = number * PAIR_KEYS + APA_CUDA_TILE < end_key ? 0x101u : 1u;
-    const uint32_t hot = ((hot_lanes & 0x55555555u) != 0 ? 1u : 0u) | ((hot_lanes & 0xaaaaaaaau) != 0 ? 0x100u : 0u);
+    const uint32_t seen = number * PAIR_KEYS + APA_CUDA_TILE < end_key ? BOTH : 1u;
+    const uint32_t hot = ((hot_lanes & 0x55555555u) != 0 ? 1u : 0u) | ((hot_lanes & 0xaaaaaaaau) != 0 ? SECOND : 0u);
     masks.set_two(masks.candidate, number, seen, group);
     masks.set_two(masks.hot, number, hot & seen, group);
     /* also where a tile has no mass in its pair's frame: it is to have its own */
-    masks.set_two(masks.fix, number, (hot ^ ((pair & Candidate::HELD) != 0 ? 0x101u : 0u)) & seen, group);
+    masks.set_two(masks.fix, number, (hot ^ ((pair & Candidate::HELD) != 0 ? BOTH : 0u)) & seen, group);
     masks.set_two(masks.apart, number, (pair & Candidate::APART) != 0 ? 1u : 0u, group);
 }
 
 constexpr int AT_ONCE = 8; /* candidates whose masses are read together */
 
 /* The warp's candidates against its rows' complete λ. */
-template <int D>
-__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, int slot, int n, const Masks &masks)
+template <int D, int GROUPS>
+__device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &my, int slot, int n,
+                                      const Masks<GROUPS> &masks)
 {
     const apa_cuda_job &job = my.job;
-    const int lane = threadIdx.x & 31, group = my.first_row / 16;
-    const int64_t first = first_candidate(job, slot, group);
+    const int lane = threadIdx.x & 31, group = own_group();
+    const int64_t first = first_candidate<GROUPS>(job, slot, group);
     ThreadRows<1> seen;
     load_rows(seen, my.row_table);
     const int end_key = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
@@ -98,7 +123,9 @@ __device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &
                 frame = mass_h() == 0 ? rows.frame[0] : rows.frame[1];
     /* padding has no say, nor has a row that sees nothing */
     const bool judges = mass_h() == 0 ? seen.first[0] < seen.end[0] : seen.first[1] < seen.end[1];
-    const float least = judges && lambda > 0.0f ? frame + log2f(lambda) - LOG2_P_RANGE + job.log2_eps : CUDART_INF_F;
+    const float least = judges && lambda > 0.0f
+                            ? frame + log2f(lambda) - LOG2_P_RANGE + group_log2_eps(job, my.most_tiles)
+                            : CUDART_INF_F;
     const int least_of_all = __reduce_min_sync(0xffffffffu, in_order(least));
     for (int base = 0; base < n; base += 32) { /* a lane a candidate */
         const bool there = base + lane < n;
@@ -143,8 +170,9 @@ __device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
 
 /* Tiles that are hot whatever their mass: all of a group that pass 1 cannot judge, those that hold a value that is not
  * finite. By the lanes of a warp, which go through the loop together and come back together: a barrier follows. */
+template <int GROUPS>
 __device__ __noinline__ void force(const apa_cuda_job &job, int head, int group, uint32_t row_table, bool all,
-                                   int first_tile, int end_tile, Masks masks)
+                                   int first_tile, int end_tile, Masks<GROUPS> masks)
 {
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
     for (int begin = first_tile; begin < end_tile; begin += 32) {
@@ -159,73 +187,83 @@ __device__ __noinline__ void force(const apa_cuda_job &job, int head, int group,
 
 /* ---- what is asked for beside the result ---- */
 
-/* What all rows of a unit see alike. */
-struct UnitView {
-    int whole_first, whole_end; /* tiles that 128 rows see whole: a unit with padding has none */
-    int visible;                /* of a lane's four rows: tiles */
+/* What all rows of a block see alike. */
+struct BlockView {
+    int whole_first, whole_end; /* tiles that all of them see whole: a block with padding has none */
+    int visible;                /* of the rows of a lane: tiles */
 };
 
-__device__ __forceinline__ UnitView view_of(uint32_t row_table)
+template <int GROUPS> __device__ __forceinline__ BlockView view_of(uint32_t row_table)
 {
-    UnitView view = {0, 0x7fffffff, 0};
-    for (int r = (threadIdx.x & 31) * 4; r < static_cast<int>(threadIdx.x & 31) * 4 + 4; r++) {
+    constexpr int OWN = GROUPS * WARPGROUP_ROWS / 32;
+    BlockView view = {0, 0x7fffffff, 0};
+    for (int r = (threadIdx.x & 31) * OWN; r < static_cast<int>(threadIdx.x & 31) * OWN + OWN; r++) {
         const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
                   end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
         view.whole_first = max(view.whole_first, (first + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
         view.whole_end = min(view.whole_end, first < end ? end / APA_CUDA_TILE : 0);
-        view.visible += first < end ? (end - 1) / APA_CUDA_TILE - first / APA_CUDA_TILE + 1 : 0;
+        view.visible += tiles_seen(first, end);
     }
     view.whole_first = __reduce_max_sync(0xffffffffu, view.whole_first);
     view.whole_end = __reduce_min_sync(0xffffffffu, view.whole_end);
     return view;
 }
 
-/* Rows of the groups in each byte of `four` that see its tile. */
-__device__ __forceinline__ uint32_t count_rows(uint32_t four, int tile, const UnitView &view, uint32_t row_table)
+/* Rows of the groups in each entry of `word` that see its tile; `tile` is the first one's. */
+template <int GROUPS>
+__device__ __forceinline__ uint32_t count_rows(uint32_t word, int tile, const BlockView &view, uint32_t row_table)
 {
-    if (tile >= view.whole_first && tile + 4 <= view.whole_end)
-        return static_cast<uint32_t>(__popc(four)) * 16;
+    using M = Masks<GROUPS>;
+    if (tile >= view.whole_first && tile + M::IN_WORD <= view.whole_end)
+        return static_cast<uint32_t>(__popc(word)) * 16;
     uint32_t n = 0;
-    for (; four != 0; four &= four - 1) {
-        const int bit = __ffs(static_cast<int>(four)) - 1;
-        n += static_cast<uint32_t>(rows_that_see(row_table + bit % 8 * 128, tile + bit / 8));
+    for (; word != 0; word &= word - 1) {
+        const int bit = __ffs(static_cast<int>(word)) - 1;
+        n += static_cast<uint32_t>(rows_that_see(row_table + bit % M::SECOND * 128, tile + bit / M::SECOND));
     }
     return n;
 }
 
 __device__ __forceinline__ void add_count(unsigned long long *to, uint32_t n)
 {
-    n = __reduce_add_sync(0xffffffffu, n); /* below 2^20: 128 rows, 8192 tiles */
+    n = __reduce_add_sync(0xffffffffu, n); /* below 2^21: 192 rows, 8192 tiles */
     if ((threadIdx.x & 31) == 0)
         atomicAdd(to, static_cast<unsigned long long>(n));
 }
 
-/* Counters and verdicts of the unit, by one warp, from the masks. all: every tile is hot. */
-__device__ __forceinline__ void report(const apa_cuda_job &job, const Unit &unit, uint32_t row_table, bool all,
-                                       int first_tile, int end_tile, const Masks &masks)
+/* Counters and verdicts of the block's rows from row number `first_row` of the KV head's line on, by one warp, from the
+ * masks. all: every tile is hot. */
+template <int GROUPS>
+__device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_stretch &place, uint32_t row_table,
+                                       bool all, int first_tile, int end_tile, const Masks<GROUPS> &masks)
 {
+    using M = Masks<GROUPS>;
     const int lane = threadIdx.x & 31;
     if (job.counts != nullptr) {
-        const UnitView view = view_of(row_table);
+        const BlockView view = view_of<GROUPS>(row_table);
         uint32_t hot_rows = 0, candidates = 0;
-        for (int tile = first_tile / 4 * 4 + lane * 4; !all && tile < end_tile; tile += 128) {
-            const uint32_t hot = load_shared_4(masks.hot + tile);
-            hot_rows += count_rows(hot, tile, view, row_table);
-            candidates += count_rows(hot | load_shared_4(masks.candidate + tile), tile, view, row_table);
+        for (int tile = first_tile / M::IN_WORD * M::IN_WORD + lane * M::IN_WORD; !all && tile < end_tile;
+             tile += 32 * M::IN_WORD) {
+            const uint32_t hot = load_shared_4(M::word(masks.hot, tile));
+            hot_rows += count_rows<GROUPS>(hot, tile, view, row_table);
+            candidates +=
+                count_rows<GROUPS>(hot | load_shared_4(M::word(masks.candidate, tile)), tile, view, row_table);
         }
         add_count(job.counts + APA_CUDA_VISIBLE, static_cast<uint32_t>(view.visible));
         add_count(job.counts + APA_CUDA_HOT, all ? static_cast<uint32_t>(view.visible) : hot_rows);
         add_count(job.counts + APA_CUDA_CANDIDATES, all ? static_cast<uint32_t>(view.visible) : candidates);
     }
-    for (int r = 0; job.verdicts != nullptr && r < APA_CUDA_UNIT; r++) {
-        const Row row = row_of(job, unit, r);
-        if (row.first >= row.end)
+    for (int r = 0; job.verdicts != nullptr && r < GROUPS * WARPGROUP_ROWS; r++) {
+        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
+                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        if (first >= end)
             continue;
+        const Row row = row_of(job, unit_of_row(job, place, place.row + r), (place.row + r) % APA_CUDA_UNIT);
         uint8_t *to =
             job.verdicts +
-            ((static_cast<int64_t>(unit.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
-        for (int tile = row.first / APA_CUDA_TILE + lane; tile <= (row.end - 1) / APA_CUDA_TILE; tile += 32)
-            to[tile] = all || (load_shared_1(masks.hot + tile) >> r / 16 & 1) != 0;
+            ((static_cast<int64_t>(place.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
+        for (int tile = first / APA_CUDA_TILE + lane; tile <= (end - 1) / APA_CUDA_TILE; tile += 32)
+            to[tile] = all || (M::of_tile(masks.hot, tile) >> r / 16 & 1) != 0;
     }
 }
 
