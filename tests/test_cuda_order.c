@@ -236,6 +236,63 @@ static void check_early(const apa_cuda_job *job)
     free(seen);
 }
 
+/* Every row of the batch that there is has one kernel that writes it: the exact one, which takes whole units, or a
+ * block of `rows` rows of the one that does both passes, 64 at a time, unless all of its units are the other's. */
+static void check_writers(const apa_cuda_job *job, int32_t rows)
+{
+    enum { PART = 64 };
+    const int64_t in_head = job->unit_count < job->units ? job->unit_count : job->units,
+                  parts = job->unit_count * (APA_CUDA_UNIT / PART);
+    const int32_t all = (int32_t)(job->unit_count / in_head) * apa_cuda_stretches_of_head(job, rows);
+    uint8_t *writers = calloc((size_t)parts + 1, 1);
+    assert_non_null(writers);
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t unit = job->unit_first + part / (APA_CUDA_UNIT / PART);
+        writers[part] = (uint8_t)apa_cuda_is_early(job, (int32_t)(unit % job->units) * APA_CUDA_UNIT, APA_CUDA_UNIT);
+    }
+    for (int32_t i = 0; i < all; i++) {
+        const apa_cuda_stretch block = apa_cuda_stretch_of(job, i, all, rows);
+        for (int32_t row = block.row; row < block.row + rows; row += PART) {
+            const int32_t number = row / APA_CUDA_UNIT;
+            const int64_t local = (int64_t)block.head * job->units + number - job->unit_first;
+            if (number < job->units && local < job->unit_count && !apa_cuda_in_early_units(job, block.row, rows) &&
+                !apa_cuda_is_early(job, number * APA_CUDA_UNIT, APA_CUDA_UNIT))
+                writers[local * (APA_CUDA_UNIT / PART) + row % APA_CUDA_UNIT / PART]++;
+        }
+    }
+    for (int64_t part = 0; part < parts; part++)
+        assert_int_equal(writers[part], 1);
+    free(writers);
+}
+
+static void test_writers(void **state)
+{
+    (void)state;
+    apa_test_rng rng = {apa_test_seed() + 4};
+    int64_t with_some = 0;
+    for (int i = 0; i < SHAPES; i++) {
+        apa_cuda_job job = random_job(&rng);
+        job.splits = 1;
+        job.line = job.packing_rows ? job.rows : job.Sq16;
+        job.early_prefix = (int32_t)apa_test_below(&rng, job.Sq) * (job.packing_rows ? job.G : 1);
+        const int64_t units = all_units(&job), heads = units / job.units;
+        if (units > MOST_PIECES)
+            continue;
+        with_some += apa_cuda_early_items(&job) > 0;
+        /* all at once, head by head, and a head in parts */
+        const int64_t batch[3] = {units, heads > 1 ? job.units : units, 1 + apa_test_below(&rng, job.units)};
+        for (int b = 0; b < 3; b++)
+            for (job.unit_first = 0; job.unit_first < units; job.unit_first += job.unit_count) {
+                const int64_t left =
+                    batch[b] < job.units ? job.units - job.unit_first % job.units : units - job.unit_first;
+                job.unit_count = left < batch[b] ? left : batch[b];
+                check_writers(&job, APA_CUDA_UNIT);
+                check_writers(&job, 192);
+            }
+    }
+    assert_true(with_some > SHAPES / 10);
+}
+
 static void test_early(void **state)
 {
     (void)state;
@@ -259,7 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_items),     cmocka_unit_test(test_items_longest_first),
         cmocka_unit_test(test_stretches), cmocka_unit_test(test_stretches_longest_first),
-        cmocka_unit_test(test_early),
+        cmocka_unit_test(test_early),     cmocka_unit_test(test_writers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -123,14 +123,15 @@ typedef struct apa_cuda_job {
     float *q_mean;              /* [B·Hq][D] */
     float *q_head_scale;        /* [B·Hq]: of all queries of a head */
     uint8_t *key_bias; /* [B·Hkv][pairs][4096]: q_mean·(key - k_mean), in units of the codes' products (bias.cuh) */
-    /* Both passes in one kernel (both_passes.cu): a block works on a unit to its end, in one of `slots` slots; 0:
-     * passes are kernels of their own. Blocks that are under way at the same time have different slots. Then mass
-     * [slot][8][pairs][32], hot_tile [slot][2][tiles], and no buffer of lists, parts or candidates. */
+    /* Both passes in one kernel (both_passes.cu): a block works on its rows to their end, in one of `slots` slots; 0:
+     * passes are kernels of their own. Blocks that are under way at the same time have different slots. Then, with w
+     * warpgroups a block, 2, or 3 where it is wide, mass [slot][4w][pairs][32], hot_tile [slot][w][tiles], and no
+     * buffer of lists, parts or candidates. */
     int32_t slots;
     uint32_t *slot_taken;     /* [slots]: 0 before and after the kernel */
-    uint32_t *candidate_pair; /* [slot][8][pairs][2]: of a warp, in the order of its walk */
+    uint32_t *candidate_pair; /* [slot][4w][pairs][2]: of a warp, in the order of its walk */
     int32_t chained;          /* the launch before this one in the stream was a kernel of the call (chain.cuh) */
-    int32_t wide;             /* the exact kernel's blocks may be longer than units (wgmma/exact.cu) */
+    int32_t wide;             /* blocks of the exact kernel and of both passes may be longer than units: 192 rows */
 } apa_cuda_job;
 
 /* Bytes of a tile's blob: codes of K and V, their scales, a flag (see tile_8.cuh, tile_nvfp4.cuh). */

@@ -120,6 +120,19 @@ static APA_CUDA_BOTH int apa_cuda_is_early(const apa_cuda_job *job, int32_t row,
     return job->early_prefix > 0 && row % job->line + rows <= job->early_prefix;
 }
 
+/* Do these rows lie in such units alone? A block that takes them has nothing to do then; where rows are no multiple of
+ * a unit's, it may hold a part of one that is none. */
+static APA_CUDA_BOTH int apa_cuda_in_early_units(const apa_cuda_job *job, int32_t row, int32_t rows)
+{
+    int32_t unit = row / APA_CUDA_UNIT;
+    int all = 1;
+    if (rows == APA_CUDA_UNIT && row % APA_CUDA_UNIT == 0)
+        return apa_cuda_is_early(job, row, rows);
+    for (; all != 0 && unit * APA_CUDA_UNIT < row + rows; unit++)
+        all = apa_cuda_is_early(job, unit * APA_CUDA_UNIT, APA_CUDA_UNIT);
+    return all;
+}
+
 /* Blocks of the launch for those units. */
 static APA_CUDA_BOTH int64_t apa_cuda_early_items(const apa_cuda_job *job)
 {

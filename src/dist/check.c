@@ -168,11 +168,11 @@ static apa_status check_codes(apa_dist_job *job, apa_dist_card *card)
     if (card->exchange != APA_DIST_EXCHANGE_CODES || r->force == APA_FORCE_HIGH)
         return APA_STATUS_OK;
     if (r->cold_format != APA_COLD_FORMAT_INT8 || r->tile != APA_DIST_TILE || r->q_terms != 1 ||
-        r->smooth_k_stride > 1 || r->smooth_v == APA_TOGGLE_ON ||
+        r->smooth_k_stride > 1 || r->smooth_v == APA_TOGGLE_ON || r->eps_by == APA_EPS_BY_ROW ||
         (r->verdict != APA_VERDICT_RULE_MASS && r->verdict != APA_VERDICT_RULE_AUTO))
         return say(card, APA_STATUS_UNSUPPORTED,
                    "exchange: codes, and the recipe \"%s\" has not INT8 cold tiles of 64 keys, one Q term, K's mean "
-                   "of all keys, V as it is and a verdict by mass, expected exchange exact",
+                   "of all keys, V as it is and a verdict by mass with one ε for all rows, expected exchange exact",
                    r->name);
     return APA_STATUS_OK;
 }

@@ -176,6 +176,12 @@ static const test_case cases[] = {
     {"sink-tail", "cold", NULL, 4, 24, 8, 384, 1000, 128, 0, 1, DEFAULT, -1, -1, -0.1,
      F16}, /* tiles far apart, negated */
     {"topics", "apa", "eps=0.05", 4, 24, 8, 384, 1500, 128, 0, 1, DEFAULT, 700, -1, NAN, F16},
+    /* D 64 in so many units that blocks have three warpgroups; rows of few tiles that end inside such a block */
+    {"topics", "apa", "early_tiles=3", 8, 44, 22, 400, 400, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"outliers", "apa", NULL, 8, 44, 22, 200, 700, 64, 1, 1, DEFAULT, -1, -1, NAN, BF16},
+    {"randn", "cold", NULL, 8, 44, 22, 200, 700, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"topics", "apa", "packing=rows early_tiles=2", 8, 66, 22, 150, 300, 64, 0, 1, DEFAULT, -1, -1, NAN, F16},
+    {"topics", "apa", "eps=0.05 early_tiles=0", 8, 44, 22, 400, 400, 64, 0, 1, DEFAULT, 150, -1, NAN, F16},
     /* other cold formats */
     {"topics", "apa", FINE, 1, 6, 2, 512, 8192, 128, 0, 0, DEFAULT, -1, -1, NAN, F16},
     {"outliers", "apa", FINE, 1, 6, 2, 300, 3001, 128, 1, 1, DEFAULT, -1, -1, NAN, BF16},

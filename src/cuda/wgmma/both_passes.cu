@@ -461,7 +461,7 @@ static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, group = warp % S::WARPS;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, S::ROWS);
-    const bool early = apa_cuda_is_early(&job, place.row, S::ROWS) != 0; /* the exact kernel has them */
+    const bool early = apa_cuda_in_early_units(&job, place.row, S::ROWS) != 0; /* the exact kernel has them */
     if (early && job.counts == nullptr && job.verdicts == nullptr) {
         chain_wait();
         return;

@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const apa_cuda_stretch place = apa_cuda_stretch_of(&job, blockIdx.x, gridDim.x, COLD_GROUPS * WARPGROUP_ROWS);
-    if (apa_cuda_is_early(&job, place.row, COLD_GROUPS * WARPGROUP_ROWS)) {
+    if (apa_cuda_in_early_units(&job, place.row, COLD_GROUPS * WARPGROUP_ROWS)) {
         chain_wait();
         return;
     }

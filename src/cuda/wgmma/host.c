@@ -102,6 +102,8 @@ static void prefer(apa_recipe *recipe, const apa_call *call)
         recipe->qk_format = qk_format_of(call->D);
     if (!takes_formats(recipe, call->D))
         return;
+    if (recipe->cold_format == APA_COLD_FORMAT_AUTO) /* both formats were given */
+        recipe->cold_format = APA_COLD_FORMAT_E4M3;
     if (recipe->qk_scale_granularity == APA_QK_GRANULARITY_AUTO)
         recipe->qk_scale_granularity = APA_QK_GRANULARITY_WARP;
     if (recipe->v_scale_granularity == APA_V_GRANULARITY_AUTO)
