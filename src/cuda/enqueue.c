@@ -138,10 +138,9 @@ static void set_numbers(const apa_call *call, apa_cuda_job *job)
     const double eps = recipe->force == APA_FORCE_LOW ? 2.0 : recipe->eps;
     job->eps = (float)eps;
     job->log2_eps = eps > 0.0 ? (float)log2(eps) : -INFINITY;
-    const double of_one = apa_recipe_group_eps(recipe, INT32_MAX, 1), tiles = (double)((call->Skv + 63) / 64);
     const bool by_row = recipe->eps_by == APA_EPS_BY_ROW && eps > 0.0 && eps < 1.0;
-    job->eps_root = by_row ? (float)(eps * sqrt(tiles)) : 0.0f;
-    job->eps_most = (float)of_one;
+    job->eps_root = by_row ? (float)(eps * sqrt((double)apa_call_tiles(call))) : 0.0f;
+    job->eps_most = (float)apa_recipe_most_eps(recipe);
     job->smooth = recipe->smooth_k == APA_TOGGLE_ON;
     job->smooth_q = recipe->smooth_q == APA_TOGGLE_ON;
     job->p_phase = recipe->p_phase == APA_TOGGLE_ON;

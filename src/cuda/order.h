@@ -126,7 +126,7 @@ static APA_CUDA_BOTH int apa_cuda_in_early_units(const apa_cuda_job *job, int32_
 {
     int32_t unit = row / APA_CUDA_UNIT;
     int all = 1;
-    if (rows == APA_CUDA_UNIT && row % APA_CUDA_UNIT == 0)
+    if (rows == APA_CUDA_UNIT && row % APA_CUDA_UNIT == 0) /* one unit: kernels that have no others need no loop */
         return apa_cuda_is_early(job, row, rows);
     for (; all != 0 && unit * APA_CUDA_UNIT < row + rows; unit++)
         all = apa_cuda_is_early(job, unit * APA_CUDA_UNIT, APA_CUDA_UNIT);

@@ -172,7 +172,7 @@ static apa_status check_codes(apa_dist_job *job, apa_dist_card *card)
         (r->verdict != APA_VERDICT_RULE_MASS && r->verdict != APA_VERDICT_RULE_AUTO))
         return say(card, APA_STATUS_UNSUPPORTED,
                    "exchange: codes, and the recipe \"%s\" has not INT8 cold tiles of 64 keys, one Q term, K's mean "
-                   "of all keys, V as it is and a verdict by mass with one ε for all rows, expected exchange exact",
+                   "of all keys, V as it is and a verdict by mass with one eps for all rows, expected exchange exact",
                    r->name);
     return APA_STATUS_OK;
 }

@@ -23,11 +23,22 @@ double apa_recipe_default_eps(apa_cold_format cold_format, int64_t Skv, int32_t 
     return eps > INT8_EPS_HIGHEST ? INT8_EPS_HIGHEST : eps;
 }
 
+/* Beyond these bounds ε says that nothing is hot, or that all of it is, in whatever row. */
+static bool eps_is_by_row(const apa_recipe *recipe)
+{
+    return recipe->eps_by == APA_EPS_BY_ROW && recipe->eps > 0.0 && recipe->eps < 1.0;
+}
+
+double apa_recipe_most_eps(const apa_recipe *recipe)
+{
+    return eps_is_by_row(recipe) ? fmax(recipe->eps, INT8_EPS_HIGHEST) : recipe->eps;
+}
+
 double apa_recipe_group_eps(const apa_recipe *recipe, int64_t tiles, int64_t seen)
 {
-    if (recipe->eps_by != APA_EPS_BY_ROW || !(recipe->eps > 0.0) || recipe->eps >= 1.0 || seen <= 0)
+    if (!eps_is_by_row(recipe) || seen <= 0)
         return recipe->eps;
-    return fmin(recipe->eps * sqrt((double)tiles / (double)seen), fmax(recipe->eps, INT8_EPS_HIGHEST));
+    return fmin(recipe->eps * sqrt((double)tiles / (double)seen), apa_recipe_most_eps(recipe));
 }
 
 /* ---- formats ---- */

@@ -13,6 +13,9 @@ void apa_recipe_fill_auto(apa_recipe *recipe, int64_t Sq, int64_t Skv, int64_t D
 /* The default ε of a cold format over Skv keys; see docs/verdict.md for the measurements behind it. */
 double apa_recipe_default_eps(apa_cold_format cold_format, int64_t Skv, int32_t tile);
 
+/* The largest ε that a group of a resolved recipe may have (eps_by). */
+double apa_recipe_most_eps(const apa_recipe *recipe);
+
 /* ε of a group of a resolved recipe whose rows see at most `seen` of a call's `tiles` (eps_by). */
 double apa_recipe_group_eps(const apa_recipe *recipe, int64_t tiles, int64_t seen);
 

@@ -184,7 +184,7 @@ static __global__ void __launch_bounds__(JUDGE_MOST) judge_kernel(const __grid_c
     }
     if (job.counts == nullptr)
         return;
-    const int visible = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+    const int visible = tiles_seen(row.first, row.end);
     count(&counted[APA_CUDA_VISIBLE], static_cast<uint32_t>(visible));
     count(&counted[APA_CUDA_HOT], hot_rows);
     count(&counted[APA_CUDA_CANDIDATES], candidate_rows);

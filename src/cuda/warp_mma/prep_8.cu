@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
             squares += value * value;
         }
         squares = __reduce_add_sync(0xffffffffu, squares);
-        const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+        const int sees = tiles_seen(row.first, row.end);
         if (lane == 0) {
             const int64_t at = unit.local * APA_CUDA_UNIT + number * 16 + r;
             const double scale = static_cast<double>(quantiser.scale);

@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(PREP_THREADS) query_kernel(const __grid
             finite = prepared_query<D>(x, raw, job, unit.head / job.Hkv, row.head, row.position);
         const double shift = dot_mean<D>(job, raw, mean) * job.c_exact;
         const float scale = fmaxf(__fdiv_rn(row_amax<D, E>(x), NVFP4_RANGE), FLT_MIN);
-        const int sees = row.first < row.end ? (row.end - 1) / APA_CUDA_TILE - row.first / APA_CUDA_TILE + 1 : 0;
+        const int sees = tiles_seen(row.first, row.end);
         if (lane == 0) {
             const int64_t at = unit.local * APA_CUDA_UNIT + number * 16 + r;
             const double both = static_cast<double>(scale) * static_cast<double>(k_scale) * job.c_exact;

@@ -214,13 +214,9 @@ template <int GROUPS> struct Block {
     Masks<GROUPS> masks;
 
     /* Is the warpgroup's unit one of the batch, and not the exact kernel's? */
-    __device__ bool is_there(const Unit &unit) const
-    {
-        return unit.number < job.units && unit.local < job.unit_count;
-    }
     __device__ bool writes(const Unit &unit) const
     {
-        return is_there(unit) && !is_early(job, unit);
+        return is_there(job, unit) && !is_early(job, unit);
     }
 };
 
@@ -379,7 +375,7 @@ __device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> 
     const bool writes = block.writes(my.unit);
     typename S::Queries queries;
     float q_unit[2] = {0.0f, 0.0f};
-    see_rows(my, block.is_there(my.unit));
+    see_rows(my, is_there(job, my.unit));
     place_queries<D, GROUPS>(queries, block, my, writes);
     clear(rows);
 #pragma unroll
@@ -482,7 +478,7 @@ static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
     if (early) {
         chain_wait();
         if (warp < S::WARPS)
-            see_rows(my, block.is_there(unit));
+            see_rows(my, is_there(job, unit));
         __syncthreads();
         if (warp == S::FIND_OUT)
             report<GROUPS>(job, place, row_table<D, GROUPS>(base, 0), true, block.first_tile, block.end_tile,

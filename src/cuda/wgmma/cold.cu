@@ -68,7 +68,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     take_registers<S::CONSUMER_REGISTERS>();
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
-    const bool there = unit.number < job.units && unit.local < job.unit_count;
+    const bool there = is_there(job, unit);
     WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}, 0};
     see_rows(my, there);
     ColdRows<D> rows;

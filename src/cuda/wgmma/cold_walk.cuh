@@ -82,6 +82,12 @@ __device__ __forceinline__ Unit unit_of_row(const apa_cuda_job &job, const apa_c
     return unit;
 }
 
+/* Is it a unit of the KV head and of the batch? */
+__device__ __forceinline__ bool is_there(const apa_cuda_job &job, const Unit &unit)
+{
+    return unit.number < job.units && unit.local < job.unit_count;
+}
+
 /* Pairs that some row of the block sees, cut to its split. All threads call it. */
 template <int GROUPS>
 __device__ __forceinline__ PairRange block_pairs(const apa_cuda_job &job, const apa_cuda_stretch &place)

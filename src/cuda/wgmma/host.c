@@ -17,7 +17,7 @@
 #define BATCH_BYTES (INT64_C(1) << 30) /* of the buffers that grow with rows · keys or rows · splits */
 #define MOST_HOT_SPLITS 8
 #define EPS_PART (2.0 / 3.0) /* of the default ε, without smooth_q: a real head's error is under 5·10⁻³ then */
-#define EPS_64 0.1 /* of every row at D 64, where only P and V are rounded: real heads' errors are under 4·10⁻³ */
+#define EPS_64 0.1           /* of every row where scores are exact and only P and V are rounded (docs/accuracy.md) */
 /* A row of n tiles with even shares has them all hot while 1/n > ε, and a group of 16 a little longer: at n·ε = 1
  * … 1.25 (1.25 … 1.5) .9 (.35) of its tiles are hot on normal noise, .3 (.15) on topics, .1 on a real head. A tile of
  * both passes costs more than one of the exact kernel from about a fifth hot on, so a unit whose rows see no more than
@@ -44,12 +44,12 @@ static apa_status refuse(apa_context *context, const char *what, const char *fou
 static int32_t early_tiles(const apa_recipe *recipe, const apa_call *call)
 {
     const double shares = call->D == 64 ? EARLY_SHARES_64 : EARLY_SHARES;
-    const double tiles = (double)((call->Skv + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
+    const double tiles = (double)apa_call_tiles(call);
     if (recipe->force != APA_FORCE_NONE || !(recipe->eps > 0.0 && recipe->eps < 1.0) || tiles == 0.0)
         return 0;
     double most = shares / recipe->eps;
     if (recipe->eps_by == APA_EPS_BY_ROW) /* n·ε·sqrt(tiles / n), or n times the most that ε may be */
-        most = fmax(most * most / tiles, shares / apa_recipe_group_eps(recipe, INT32_MAX, 1));
+        most = fmax(most * most / tiles, shares / apa_recipe_most_eps(recipe));
     return (int32_t)fmin(most, INT32_MAX);
 }
 
@@ -64,9 +64,14 @@ static int32_t sample_stride(int64_t tiles)
 
 /* At D 64 products are not what takes the time, and E4M3 scores cost more accuracy than there is to win
  * (docs/cuda-wgmma.md): scores there are those of the inputs, in FP16. */
+static bool has_exact_scores(int64_t D)
+{
+    return D == 64;
+}
+
 static apa_qk_format qk_format_of(int64_t D)
 {
-    return D == 64 ? APA_QK_FORMAT_EXACT : APA_QK_FORMAT_E4M3;
+    return has_exact_scores(D) ? APA_QK_FORMAT_EXACT : APA_QK_FORMAT_E4M3;
 }
 
 /* Does the recipe ask for the kernels' formats, at least where it says anything? */
@@ -80,16 +85,26 @@ static bool takes_formats(const apa_recipe *recipe, int64_t D)
 static void prefer_smooth(apa_recipe *recipe, const apa_call *call)
 {
     apa_recipe resolved = *recipe;
-    if (!takes_formats(recipe, call->D))
-        return;
     apa_recipe_fill_auto(&resolved, call->Sq, call->Skv, call->D);
-    if (recipe->smooth_q == APA_TOGGLE_AUTO && call->D != 64 && resolved.packing != APA_PACKING_ROWS &&
+    if (recipe->smooth_q == APA_TOGGLE_AUTO && !has_exact_scores(call->D) && resolved.packing != APA_PACKING_ROWS &&
         call->G <= MOST_BIAS_HEADS)
         recipe->smooth_q = APA_TOGGLE_ON;
     if (recipe->smooth_q == APA_TOGGLE_ON && recipe->q_mean == APA_Q_MEAN_AUTO)
         recipe->q_mean = APA_Q_MEAN_HEAD;
     if (recipe->p_phase == APA_TOGGLE_AUTO && recipe->p_scale == APA_P_SCALE_ROW_TILE_POW2)
         recipe->p_phase = APA_TOGGLE_ON;
+}
+
+/* ε, and whose it is; an ε that was given is that of every row, unless eps_by was given too. */
+static void prefer_eps(apa_recipe *recipe, const apa_call *call)
+{
+    const bool open = isnan(recipe->eps), exact_scores = has_exact_scores(call->D);
+    if (recipe->eps_by == APA_EPS_BY_AUTO)
+        recipe->eps_by = open && !exact_scores ? APA_EPS_BY_ROW : APA_EPS_BY_CALL;
+    if (open)
+        recipe->eps = exact_scores ? EPS_64
+                                   : (recipe->smooth_q == APA_TOGGLE_ON ? 1.0 : EPS_PART) *
+                                         apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, call->Skv, recipe->tile);
 }
 
 /* What the E4M3 kernels do, where the recipe leaves it open. */
@@ -115,15 +130,9 @@ static void prefer(apa_recipe *recipe, const apa_call *call)
     if (recipe->pow2_scales == APA_TOGGLE_AUTO)
         recipe->pow2_scales = APA_TOGGLE_ON;
     prefer_smooth(recipe, call);
-    if (recipe->eps_by == APA_EPS_BY_AUTO)
-        recipe->eps_by = isnan(recipe->eps) && call->D != 64 ? APA_EPS_BY_ROW : APA_EPS_BY_CALL;
-    if (isnan(recipe->eps) && call->D == 64)
-        recipe->eps = EPS_64;
-    if (isnan(recipe->eps))
-        recipe->eps = (recipe->smooth_q == APA_TOGGLE_ON ? 1.0 : EPS_PART) *
-                      apa_recipe_default_eps(APA_COLD_FORMAT_E4M3, call->Skv, recipe->tile);
+    prefer_eps(recipe, call);
     if (recipe->smooth_k_stride == 0)
-        recipe->smooth_k_stride = sample_stride((call->Skv + recipe->tile - 1) / recipe->tile);
+        recipe->smooth_k_stride = sample_stride(apa_call_tiles(call));
     if (recipe->early_tiles < 0)
         recipe->early_tiles = early_tiles(recipe, call);
 }
@@ -138,7 +147,7 @@ static apa_status refuse_knob(apa_context *context, const apa_recipe *recipe, co
 /* A resolved recipe with cold tiles, for G query heads a KV head. */
 static apa_status check_cold(apa_context *context, const apa_recipe *recipe, int64_t G, int64_t D)
 {
-    const bool exact_scores = qk_format_of(D) == APA_QK_FORMAT_EXACT;
+    const bool exact_scores = has_exact_scores(D);
     const struct {
         const char *knob;
         bool taken;
@@ -262,9 +271,9 @@ static void kernel_name(const apa_context *context, const apa_call *call, char *
 {
     (void)context;
     snprintf(name, size, "%s%s wgmma on sm_90a",
-             all_exact(call) ? ""
-             : call->D == 64 ? "f16/e4m3+"
-                             : "e4m3+",
+             all_exact(call)             ? ""
+             : has_exact_scores(call->D) ? "f16/e4m3+"
+                                         : "e4m3+",
              apa_dtype_name(call->q.dtype));
 }
 

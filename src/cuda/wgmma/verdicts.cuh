@@ -231,8 +231,7 @@ __device__ __forceinline__ void add_count(unsigned long long *to, uint32_t n)
         atomicAdd(to, static_cast<unsigned long long>(n));
 }
 
-/* Counters and verdicts of the block's rows from row number `first_row` of the KV head's line on, by one warp, from the
- * masks. all: every tile is hot. */
+/* Counters and verdicts of the block's rows, by one warp, from the masks. all: every tile is hot. */
 template <int GROUPS>
 __device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_stretch &place, uint32_t row_table,
                                        bool all, int first_tile, int end_tile, const Masks<GROUPS> &masks)
