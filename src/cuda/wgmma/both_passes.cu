@@ -14,8 +14,8 @@
  * a step waits for what depends on what, and a third one fills that. A warpgroup's rows lie in one unit, which may have
  * gone to the exact kernel (rows of few tiles), or be of no batch: it takes part then, and writes nothing.
  *
- * Shared memory: pass 1's ring, the masks of the verdicts and what rows see; pass 2's rings lie over all of that.
- * Barriers lie behind. Candidates are in the memory of a slot, of which a block takes a free one: as many as there are
+ * Shared memory: pass 1's ring and the masks of the verdicts; pass 2's rings lie over all of that. Barriers lie behind,
+ * and what rows see. Candidates are in the memory of a slot, of which a block takes a free one: as many as there are
  * multiprocessors, since a block fills one. */
 #include "cuda/chain.cuh"
 #include "cuda/wgmma/fix_pair.cuh"
@@ -40,14 +40,15 @@ template <int D, int WARPGROUPS> struct BothShape : ColdRing<D, WARPGROUPS> {
     static constexpr int MASK_BYTES = MOST_TILES * (GROUPS == 2 ? 1 : 2);
     static constexpr int HOT_MASK_AT = Ring::RING_BYTES, FIX_MASK_AT = HOT_MASK_AT + MASK_BYTES,
                          CANDIDATE_MASK_AT = FIX_MASK_AT + MASK_BYTES, APART_MASK_AT = CANDIDATE_MASK_AT + MASK_BYTES,
-                         ROWS_AT = APART_MASK_AT + MASK_BYTES,
-                         QUERIES_AT = ROWS_AT + (Ring::ROWS * 8 + 1023) / 1024 * 1024,
-                         PASS_1_BYTES = SHARES_QUERIES ? QUERIES_AT + Ring::ROWS * 128 : ROWS_AT + Ring::ROWS * 8,
+                         QUERIES_AT = APART_MASK_AT + MASK_BYTES,
+                         PASS_1_BYTES = QUERIES_AT + (SHARES_QUERIES ? Ring::ROWS * 128 : 0),
                          PASS_2_BYTES = GROUPS * Hot::BYTES;
     static constexpr int FULL_AT = PASS_1_BYTES > PASS_2_BYTES ? PASS_1_BYTES : PASS_2_BYTES,
-                         FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16;
-    static constexpr int SHARED = HOT_BARRIERS_AT + GROUPS * Hot::BARRIER_BYTES + 1024; /* 1024: to align the start */
+                         FIX_FULL_AT = FULL_AT + Ring::STAGES * 16, HOT_BARRIERS_AT = FIX_FULL_AT + Ring::STAGES * 16,
+                         ROWS_AT = HOT_BARRIERS_AT + GROUPS * Hot::BARRIER_BYTES;
+    static constexpr int SHARED = ROWS_AT + Ring::ROWS * ROW_ENTRY + 1024; /* 1024: to align the start */
     static_assert(FULL_AT % 16 == 0 && HOT_BARRIERS_AT % 16 == 0, "entries are read 16 bytes at a time");
+    static_assert(!SHARES_QUERIES || QUERIES_AT % 1024 == 0, "queries are swizzled");
     static constexpr int WAITING = Ring::WARPS * 32 + 32; /* the warpgroups, for one warp more */
     /* the warps that do not multiply: one feeds pass 1 and corrections, one finds things out; of each warpgroup one
      * lists its hot tiles and brings them */
@@ -124,22 +125,38 @@ __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint
         push_fix<D, BIAS>(ring, at, {NO_PAIR, 0, 0, 0}, job, head);
 }
 
-/* What a warp of the block wants soon, on its way to the second-level cache: rows of the queries. */
+/* What a warpgroup wants soon, on its way to the second-level cache: its queries. By one warp. */
 template <int D>
-__device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Unit &unit, int first, int rows)
+__device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Unit &unit, int first)
 {
-    constexpr int LINES = D * 2 / 128;
-    for (int i = threadIdx.x & 31; i < rows * LINES; i += 32) {
-        const Row row = row_of(job, unit, first + i / LINES);
-        if (row.real)
-            prefetch_line(row_pointer<uint16_t>(job.q, unit.head / job.Hkv, row.head, row.position) + i % LINES * 64);
+    for (int r = threadIdx.x & 31; r < WARPGROUP_ROWS; r += 32) {
+        const Row row = row_of(job, unit, first + r);
+        const uint16_t *from = row_pointer<uint16_t>(job.q, unit.head / job.Hkv, row.head, row.position);
+#pragma unroll
+        for (int line = 0; row.real && line < D * 2 / 128; line++)
+            prefetch_line(from + line * 64);
     }
 }
 
-/* One warp: the list of a warpgroup's hot tiles, its first entries in shared memory too. Returns its length. */
+/* ... and what pass 1 left of its rows for later: log2 units between the frames of both passes, a line for 32 rows, and
+ * what is hot throughout. */
+template <int GROUPS> __device__ __forceinline__ void fetch_notes(const apa_cuda_job &job, const apa_cuda_stretch &place)
+{
+    const int lane = threadIdx.x & 31;
+    if (lane >= GROUPS * WARPGROUP_ROWS / 32)
+        return;
+    const Unit unit = unit_of_row(job, place, place.row + lane * 32);
+    if (!is_there(job, unit))
+        return;
+    prefetch_line(job.shift + unit.local * APA_CUDA_UNIT + (place.row + lane * 32) % APA_CUDA_UNIT);
+    prefetch_line(job.all_hot + unit.local * APA_CUDA_UNIT_GROUPS);
+}
+
+/* One warp: the list of a warpgroup's hot tiles, its first entries in shared memory too. Returns its length. some_are:
+ * some tile of the block's holds a value that is not finite. */
 template <int GROUPS>
 __device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint32_t *list, uint32_t *first, int group,
-                                        int first_tile, int end_tile, const Masks<GROUPS> &masks)
+                                        int first_tile, int end_tile, bool some_are, const Masks<GROUPS> &masks)
 {
     const uint8_t *poisoned = job.poisoned + static_cast<int64_t>(head) * job.room;
     const int lane = threadIdx.x & 31;
@@ -149,7 +166,7 @@ __device__ __forceinline__ int list_hot(const apa_cuda_job &job, int head, uint3
         const uint32_t mask = tile < end_tile ? Masks<GROUPS>::of_tile(masks.hot, tile) >> 4 * group & 15 : 0u;
         const uint32_t some = __ballot_sync(0xffffffffu, mask != 0);
         if (mask != 0) {
-            const uint32_t entry = hot_entry(static_cast<uint32_t>(tile), mask, poisoned[tile] != 0);
+            const uint32_t entry = hot_entry(static_cast<uint32_t>(tile), mask, some_are && poisoned[tile] != 0);
             const int at = n + __popc(some & ((1u << lane) - 1));
             list[at] = entry;
             if (at < 32)
@@ -224,11 +241,12 @@ template <int GROUPS> struct Block {
 template <int GROUPS> struct BlockNotes {
     int slot, poisoned, hot_count[GROUPS];
     uint32_t hot_first[GROUPS][32]; /* the beginnings of the lists */
+    WholeKeys whole[GROUPS * 4];    /* of each warp's rows */
 };
 
 template <int D, int GROUPS> __device__ __forceinline__ uint32_t row_table(uint32_t base, int row)
 {
-    return base + BothShape<D, GROUPS>::ROWS_AT + row * 8;
+    return base + BothShape<D, GROUPS>::ROWS_AT + row * ROW_ENTRY;
 }
 
 template <int D, int GROUPS> __device__ __forceinline__ void set_barriers(uint32_t base)
@@ -281,6 +299,7 @@ __device__ __forceinline__ void find_out(const Block<GROUPS> &block, BlockNotes<
         notes.slot = take_slot(block.job);
     __syncwarp();
     named_barrier_arrive(SLOT_KNOWN, S::WAITING);
+    fetch_notes<GROUPS>(block.job, block.place);
     const bool poisoned = some_not_finite(block.job, block.place.head, block.first_tile, block.end_tile);
     if (first_lane)
         notes.poisoned = poisoned;
@@ -298,11 +317,11 @@ __device__ __forceinline__ void prepare_hot(const Block<GROUPS> &block, BlockNot
     int n = 0;
     if (block.writes(unit))
         n = list_hot(block.job, block.place.head, list, notes.hot_first[group], group, block.first_tile, block.end_tile,
-                     block.masks);
+                     notes.poisoned != 0, block.masks);
     if ((threadIdx.x & 31) == 0)
         notes.hot_count[group] = n;
     if (n > 0)
-        fetch_queries<D>(block.job, unit, row % APA_CUDA_UNIT, WARPGROUP_ROWS);
+        fetch_queries<D>(block.job, unit, row % APA_CUDA_UNIT);
 }
 
 /* The four warps that do not multiply. */
@@ -345,8 +364,8 @@ template <int D, int GROUPS>
 __device__ __forceinline__ void place_queries(QueriesInRegisters &queries, const Block<GROUPS> &block,
                                               const WarpPlace &my, bool writes)
 {
-    bias_operand(queries.picks, (block.place.row + own_group() * 16) / block.job.Sq16);
     load_pair_queries(queries.q, block.job, my.unit, my.first_row / 16, writes);
+    bias_operand(queries.picks, (block.place.row + own_group() * 16) / block.job.Sq16);
 }
 
 template <int D, int GROUPS>
@@ -366,7 +385,7 @@ __device__ __forceinline__ void place_queries(QueriesInShared &queries, const Bl
 /* Pass 1 and what follows from it: a warp's cold sums of all tiles that are not hot. Returns whether its group has none
  * of use. */
 template <int D, int GROUPS, bool BIAS>
-__device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> &block, const BlockNotes<GROUPS> &notes,
+__device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> &block, BlockNotes<GROUPS> &notes,
                                          WarpPlace &my)
 {
     using S = BothShape<D, GROUPS>;
@@ -375,7 +394,9 @@ __device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> 
     const bool writes = block.writes(my.unit);
     typename S::Queries queries;
     float q_unit[2] = {0.0f, 0.0f};
-    see_rows(my, is_there(job, my.unit));
+    const WholeKeys whole = see_rows(my, is_there(job, my.unit));
+    if (lane == 0)
+        notes.whole[own_group()] = whole;
     place_queries<D, GROUPS>(queries, block, my, writes);
     clear(rows);
 #pragma unroll
@@ -420,27 +441,31 @@ __device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout
     const int group = own_group() / 4, b = block.place.head / job.Hkv;
     if (!block.writes(my.unit))
         return;
+    const HotRing<D> ring = hot_ring<D, GROUPS>(block.base, group);
+    const bool some_hot = notes.hot_count[group] > 0;
+    if (some_hot)
+        ask_for_queries<D>(ring.base, job, b, lane_row(job, my.unit, my.first_row));
     State16<D, 1> state;
     float l[2], shift[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
         shift[h] = job.shift[my.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (threadIdx.x & 31) / 4];
     go_over<D>(state, l, rows, shift, throughout);
-    if (notes.hot_count[group] > 0) {
-        const HotRing<D> ring = hot_ring<D, GROUPS>(block.base, group);
-        load_query_rows<D>(ring.base, job, my.unit, b, my.first_row / WARPGROUP_ROWS * WARPGROUP_ROWS);
-        fence_for_async();
+    if (some_hot) {
+        queries_there<D>(ring.base, job);
         __syncwarp();
         named_barrier(OWN + group, WARPGROUP);
-        HotPlace exact = {job, my.unit, {}, my.first_row, b, block.place.head % job.Hkv, OWN + group};
-        {
-            ThreadRows<1> seen;
-            exact.view = warp_rows<1>(job, my.unit, my.first_row, seen);
-        }
+        const HotPlace exact = {job, notes.whole[own_group()],     my.row_table,
+                                b,   block.place.head % job.Hkv, OWN + group};
         consume<D, BF16>(state, l, ring, exact);
+        __syncwarp();
+        named_barrier(OWN + group, WARPGROUP); /* no warp of it reads queries any more */
     }
     join_sums(state, l);
-    store_result<D, 1>(state, job, my.unit, b, my.first_row);
+    int first_row = my.first_row;
+    asm volatile("" : "+r"(first_row)); /* so that a lane's row does not live through pass 2 in registers */
+    const Row row = lane_row(job, my.unit, first_row);
+    store_lane_rows<D>(state, job, my.unit, b, first_row, row, ring.base + own_group() % 4 * 16 * D * 2);
 }
 
 #endif

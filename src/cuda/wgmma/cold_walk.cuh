@@ -3,25 +3,23 @@
  * A block takes rows in line: two warpgroups of 64 rows (or three, both_passes.cu), and one thread that keeps a ring of
  * pairs full. Queries stay in registers.
  *
- *     step i of a warpgroup    issue S(i+1) = Q·Kᵀ
- *                              P·V of pair i-1: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
- *                              issue P(i)·V(i); frames of pair i
- *                              wait for S(i+1): codes of P(i+1), while P·V goes on
- *                              wait for P·V
+ *     step i of a warpgroup    issue P(i)·V(i) and S(i+1) = Q·Kᵀ; frames of pair i
+ *                              wait for P·V: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
+ *                              wait for S(i+1): frames and codes of P(i+1), while the other warpgroup multiplies
  *
- * so that the arithmetic of either product runs beside the other one, and beside the other warpgroups'; two take turns
- * at issuing. Rare code works from shared memory, so that it takes no registers from the loop.
+ * Warpgroups issue as they come, and fall into step by themselves. Rare code works from shared memory, so that it takes
+ * no registers from the loop.
  *
  * Sums of E4M3 products keep about 13 bits, so they are taken over one pair. Verdicts fall on a guess as
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
  * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong is set right when λ is
  * complete (fix_pair.cuh). Rows of a verdict are the 16 of a warp: a warp leaves out what it holds back.
  *
- * Where candidates are written down is the caller's: an object with write(), called by all lanes of a warp, while the
- * other warpgroup has its turn. */
+ * Where candidates are written down is the caller's: an object with write(), called by all lanes of a warp. */
 #ifndef APA_CUDA_WGMMA_COLD_WALK_CUH
 #define APA_CUDA_WGMMA_COLD_WALK_CUH
 
+#include "cuda/wgmma/lane_rows.cuh"
 #include "cuda/wgmma/tile_e4m3.cuh"
 
 constexpr int COLD_GROUPS = 2, MOST_COLD_GROUPS = 3; /* warpgroups */
@@ -30,15 +28,12 @@ constexpr int COLD_GROUPS = 2, MOST_COLD_GROUPS = 3; /* warpgroups */
  * that says it is full and the one that says it has been read. */
 template <int D, int WARPGROUPS> struct ColdRing {
     static constexpr int GROUPS = WARPGROUPS, ROWS = GROUPS * WARPGROUP_ROWS, WARPS = GROUPS * 4; /* that multiply */
-    static constexpr bool TURNS = GROUPS == 2; /* the two issue in turns; three do not, and are the faster for it */
     static constexpr int STAGES = D == 64 && GROUPS == 2 ? 6 : 5, RING_BYTES = STAGES * Pair<D>::STAGE;
     static constexpr int THREADS = (GROUPS + 1) * 128;
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
 };
 
 #ifdef APA_CUDA_BULK
-
-constexpr int TURN = 1; /* and 2, named barriers: the warpgroup may issue */
 
 /* A place in the ring, one step after the other. Its addresses are kept, so that a step does not begin by working them
  * out. */
@@ -129,21 +124,6 @@ struct WarpPlace {
     int most_tiles;         /* that a row of the warp sees */
 };
 
-/* What the thread's rows see: kept in shared memory, as few pairs need it. */
-__device__ __forceinline__ void store_rows(uint32_t table, const ThreadRows<1> &seen)
-{
-    const uint32_t at = table + (threadIdx.x & 31) / 4 * 8;
-    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at), "r"(seen.first[0]), "r"(seen.end[0]) : "memory");
-    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at + 64), "r"(seen.first[1]), "r"(seen.end[1]) : "memory");
-}
-
-__device__ __forceinline__ void load_rows(ThreadRows<1> &seen, uint32_t table)
-{
-    const uint32_t at = table + (threadIdx.x & 31) / 4 * 8;
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(seen.first[0]), "=r"(seen.end[0]) : "r"(at) : "memory");
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(seen.first[1]), "=r"(seen.end[1]) : "r"(at + 64) : "memory");
-}
-
 template <int D> __device__ __forceinline__ void clear(ColdRows<D> &rows)
 {
 #pragma unroll
@@ -166,24 +146,23 @@ __device__ __forceinline__ uint32_t eps_place()
 }
 
 /* What the warp's rows see goes to its table, and which pairs all of them see whole to its place. there: else they are
- * rows of no unit of the batch, and see nothing. */
-__device__ __forceinline__ void see_rows(WarpPlace &my, bool there)
+ * rows of no unit of the batch, and see nothing. Returns which keys all of them see. */
+__device__ __forceinline__ WholeKeys see_rows(WarpPlace &my, bool there)
 {
-    ThreadRows<1> seen;
-    const WarpView view = warp_rows<1>(my.job, my.unit, my.first_row, seen);
-    for (int h = 0; h < 2 && !there; h++)
-        seen.first[h] = seen.end[h] = 0;
-    store_rows(my.row_table, seen);
-    my.whole.first = (view.every_first + PAIR_KEYS - 1) / PAIR_KEYS;
+    const Row row = lane_row(my.job, my.unit, my.first_row);
+    const WholeKeys keys = whole_keys(row);
+    const int first = there ? row.first : 0, end = there ? row.end : 0;
+    store_rows(my.row_table, first, end);
+    my.whole.first = (keys.first + PAIR_KEYS - 1) / PAIR_KEYS;
     /* a reduction, so that it stays in a register of the warp: that it is the same in all lanes is not seen otherwise
      */
     my.whole.end =
-        __reduce_min_sync(0xffffffffu, there ? max(my.whole.first, view.every_end / PAIR_KEYS) : my.whole.first);
-    const int most = max(tiles_seen(seen.first[0], seen.end[0]), tiles_seen(seen.first[1], seen.end[1]));
-    my.most_tiles = __reduce_max_sync(0xffffffffu, most);
+        __reduce_min_sync(0xffffffffu, there ? max(my.whole.first, keys.end / PAIR_KEYS) : my.whole.first);
+    my.most_tiles = __reduce_max_sync(0xffffffffu, tiles_seen(first, end));
     if ((threadIdx.x & 31) == 0)
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(eps_place()), "f"(group_eps(my.job, my.most_tiles)) : "memory");
     __syncwarp();
+    return keys;
 }
 
 /* A pair whose P·V is under way. */
@@ -211,8 +190,8 @@ struct Taken {
     bool held;         /* by the warp: not added */
 };
 
-/* P·V of pair number i of the walk is there: masses, verdict, sums. The other warpgroup waits for this, so whether the
- * pair is to be written down is found out later (note_of()), and one that is held back is added with a weight of 0. */
+/* P·V of pair number i of the walk is there: masses, verdict, sums. One that is held back is added with a weight of 0.
+ * Whether the pair is to be written down, note_of() finds out. */
 template <int D>
 __device__ __forceinline__ Taken take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
                                          const WarpPlace &my, int i)
@@ -270,8 +249,8 @@ __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &
            meta.poisoned != 0;
 }
 
-/* Scores → codes and frames. Returns the lane's own two maxima, packed. */
-__device__ __forceinline__ uint32_t soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
+/* Scores → codes and frames. */
+__device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
                                                 const PairMeta &meta, bool partial, const WarpPlace &my, int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
@@ -282,7 +261,7 @@ __device__ __forceinline__ uint32_t soften_step(uint32_t (&s)[32], PairAhead &pa
         load_rows(seen, my.row_table);
         mask_pair(s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-    return soften_pair(s, unit, meta.phase, pair.top);
+    soften_pair(s, unit, meta.phase, pair.top);
 }
 
 /* Scores of the first pair of the walk → codes. */
@@ -297,11 +276,6 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
     products_wait<0>();
     pin(pair.s);
     soften_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
-#pragma unroll
-    for (int k = 0; k <= D / 8; k++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            pair.acc[k][j] = 0.0f; /* there is nothing to take in before the first */
     return meta;
 }
 
@@ -314,36 +288,24 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         return;
     Cursor<D, Shape> here(shared), ahead(shared);
     PairState<D> pair;
-    PairAhead next, last = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, CUDART_INF_F};
+    PairAhead next, last;
     barrier_wait(here.full, here.phase);
     PairMeta meta = begin<D, BIAS>(pair, next, queries, q_unit, here.stage, my);
     if (n > 1)
         ahead.advance();
     bool ready = false;
-    const int group = threadIdx.x / 128;
-    if (Shape::TURNS && group == 1)
-        named_barrier_arrive(TURN, 2 * 128);
     for (int i = 0; i < n; i++) { /* the last step multiplies its own keys once more, for nothing */
         next.v_scale = meta.v_scale;
         pack_pair(pair.s, pair.p);
         if (!ready)
             barrier_wait(ahead.full, ahead.phase);
-        if (Shape::TURNS)
-            named_barrier(TURN + group, 2 * 128);
         pin(pair.s);
         pin(pair.p);
-        products_fence();
-        issue_pair_scores<D, BIAS>(pair.s, queries, ahead.stage);
-        meta = load_meta(ahead.stage + Pair<D>::META_AT);
-        const Taken taken = take_in<D>(rows, pair.acc, last, my, i - 1);
         pin(pair.acc);
         products_fence();
         issue_pair_values<D>(pair.acc, pair.p, here.stage);
-        if (Shape::TURNS && (group == 0 || i + 1 < n))
-            named_barrier_arrive(TURN + 1 - group, 2 * 128);
-        const Note note = note_of(taken, last);
-        if (__builtin_expect(note.some, 0))
-            candidates.write(note, my, pair_at(my.pairs, i - 1));
+        issue_pair_scores<D, BIAS>(pair.s, queries, ahead.stage);
+        meta = load_meta(ahead.stage + Pair<D>::META_AT);
         meet_frames<D>(rows, next.top);
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -356,21 +318,21 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         const int number = pair_at(my.pairs, i + 1);
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
-        pin(pair.s);
-        const uint32_t own_top = soften_step(pair.s, next, q_unit, meta, partial, my, number);
-        /* A maximum is never this one of the numbers that are none. But asking makes the test, and the wait behind it,
-         * hang on the maxima, which the assembler may put behind the wait else: 3 % slower at D 128. */
-        ready = barrier_test(ahead.full, ahead.phase ^ (D == 128 && own_top == 0xfffefffeu ? 1u : 0u));
-        products_wait<0>();
         pin(pair.acc);
+        const Taken taken = take_in<D>(rows, pair.acc, last, my, i);
+        /* This branch stands between both waits: the assembler would take P·V in behind the second one else, and not
+         * beside the scores' products (1.5 % slower, and without turns 3). */
+        const Note note = note_of(taken, last);
+        if (__builtin_expect(note.some, 0))
+            candidates.write(note, my, pair_at(my.pairs, i));
+        products_wait<0>();
+        pin(pair.s);
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
             barrier_arrive(release);
+        soften_step(pair.s, next, q_unit, meta, partial, my, number);
+        ready = barrier_test(ahead.full, ahead.phase);
     }
-    const Taken taken = take_in<D>(rows, pair.acc, last, my, n - 1);
-    const Note note = note_of(taken, last);
-    if (note.some)
-        candidates.write(note, my, pair_at(my.pairs, n - 1));
 }
 
 /* A pair's codes, meta and biases into `stage`. */

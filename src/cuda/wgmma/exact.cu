@@ -17,8 +17,8 @@
  * something to issue more often. No exponential is a polynomial, as FlashAttention-4 has some of them on Blackwell:
  * that spares the unit for exponentials and takes more slots (measured: 1 in 4, 7 % slower). */
 #include "cuda/chain.cuh"
+#include "cuda/wgmma/lane_rows.cuh"
 #include "cuda/wgmma/launch.h"
-#include "cuda/wgmma/tile_16.cuh"
 
 template <int D_, bool WIDE_> struct ExactShape {
     static constexpr int D = D_;
@@ -446,8 +446,9 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         const int group = warp / 4;
         const int group_row = S::WIDE ? place.row + group * WARPGROUP_ROWS & APA_CUDA_UNIT - 1 : group * WARPGROUP_ROWS;
         const int first_row = group_row + warp % 4 * 16;
-        load_query_rows<S::D>(memory.base + group * S::GROUP_BYTES, job, unit, b, group_row);
-        fence_for_async();
+        const uint32_t queries = memory.base + group * S::GROUP_BYTES;
+        ask_for_queries<S::D>(queries, job, b, lane_row(job, unit, first_row));
+        queries_there<S::D>(queries, job);
         AtMasks masks = {{}, first_row, first_key, tiles.end * APA_CUDA_TILE, b, h};
         WarpView view = warp_rows<1>(job, unit, first_row, masks.rows);
         view = warpgroup_view(view, views + group * 4, OWN + group); /* its barrier is the queries' too */
@@ -471,7 +472,9 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
                 store_part<S::D, 1>(state, job.part_o, job.part_frame, job.part_sum,
                                     unit.split * job.unit_count + unit.local, first_row);
         } else {
-            store_result<S::D, 1>(state, job, unit, b, first_row);
+            named_barrier(OWN + group, WARPGROUP); /* no warp of it reads queries any more */
+            store_lane_rows<S::D>(state, job, unit, b, first_row, lane_row(job, unit, first_row),
+                                  queries + warp % 4 * 16 * S::D * 2);
         }
     }
     chain_wait(); /* at the end: it reads inputs alone, and what it writes no other kernel of an adaptive call touches

@@ -149,7 +149,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const Queries &querie
                                         const FixRing<D> &ring, const WarpPlace &my)
 {
     for (int at = 0;;) {
-        apa_wgmma_fix entry = next_fix(ring, at, 0x7fffffff, my);
+        const apa_wgmma_fix entry = next_fix(ring, at, 0x7fffffff, my);
         if (entry.pair == NO_PAIR)
             return;
         PairState<D> pair;
@@ -158,28 +158,34 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const Queries &querie
         products_wait<0>();
         pin(pair.s);
         FixStep step = soften_fix(pair, entry, q_unit, ring.stage(at), my);
-        for (bool more = true; more;) {
+        for (;;) {
             int ahead = at + 1;
             const apa_wgmma_fix following = next_fix(ring, ahead, at + ring.stages, my);
-            more = following.pair != NO_PAIR;
-            if (more)
-                entry = following;
-            const uint32_t next = ring.stage(more ? ahead : at); /* else the same scores once more, for nothing */
             pack_fix(pair, step);
-            pin(pair.s);
             pin(pair.p);
+            const int now = at;
+            at = ahead;
+            if (following.pair == NO_PAIR) {
+                products_fence();
+                issue_pair_values<D>(pair.acc, pair.p, ring.stage(now));
+                products_wait<0>();
+                pin(pair.acc);
+                leave_fix(ring, now);
+                add_fix(rows, pair, step);
+                break;
+            }
+            pin(pair.s);
             products_fence();
-            issue_pair_scores<D, BIAS>(pair.s, queries, next);
-            issue_pair_values<D>(pair.acc, pair.p, ring.stage(at));
+            issue_pair_scores<D, BIAS>(pair.s, queries, ring.stage(ahead));
+            issue_pair_values<D>(pair.acc, pair.p, ring.stage(now));
             products_wait<1>();
             pin(pair.s);
-            const FixStep after = soften_fix(pair, entry, q_unit, next, my);
+            const FixStep after = soften_fix(pair, following, q_unit, ring.stage(ahead), my);
             products_wait<0>();
             pin(pair.acc);
-            leave_fix(ring, at);
+            leave_fix(ring, now);
             add_fix(rows, pair, step);
             step = after;
-            at = ahead;
         }
     }
 }

@@ -10,7 +10,8 @@
 template <int D> struct HotBlock {
     using S = HotShape<D>;
     static constexpr int THREADS = 256, SHARED = S::BYTES + 1024; /* twice that and the system's share fill 228 KB */
-    static_assert(S::BARRIER_BYTES <= 1024, "barriers lie behind the ring");
+    static constexpr int ROWS_AT = S::BYTES + 512; /* what rows see; barriers lie between them and the ring */
+    static_assert(S::BARRIER_BYTES <= 512 && WARPGROUP_ROWS * ROW_ENTRY <= 512, "both lie behind the ring");
 };
 
 #ifdef APA_CUDA_BULK
@@ -71,9 +72,15 @@ static __global__ void __launch_bounds__(HotBlock<D>::THREADS, 2)
     const int first = min(count, unit.split * part), end = min(count, first + part);
     if (first == end)
         return; /* finish.cu leaves the part out */
+    const int first_row = half * WARPGROUP_ROWS + warp % 4 * 16;
+    const uint32_t row_table = ring.base + HotBlock<D>::ROWS_AT + warp % 4 * 16 * ROW_ENTRY;
+    WholeKeys whole = {0, 0};
     if (warp < 4) {
-        load_query_rows<D>(ring.base, job, unit, unit.head / job.Hkv, half * WARPGROUP_ROWS);
-        fence_for_async();
+        const Row row = lane_row(job, unit, first_row);
+        ask_for_queries<D>(ring.base, job, unit.head / job.Hkv, row);
+        whole = whole_keys(row);
+        store_rows(row_table, row.first, row.end);
+        queries_there<D>(ring.base, job);
     }
     __syncthreads();
     if (warp >= 4) {
@@ -83,18 +90,14 @@ static __global__ void __launch_bounds__(HotBlock<D>::THREADS, 2)
         return;
     }
     take_registers<HOT_CONSUMER_REGISTERS>();
-    HotPlace my = {job, unit, {}, half * WARPGROUP_ROWS + warp * 16, unit.head / job.Hkv, unit.head % job.Hkv, OWN};
-    {
-        ThreadRows<1> rows;
-        my.view = warp_rows<1>(job, unit, my.first_row, rows);
-    }
+    const HotPlace my = {job, whole, row_table, unit.head / job.Hkv, unit.head % job.Hkv, OWN};
     State16<D, 1> state;
     clear(state);
     float l[2] = {0.0f, 0.0f};
     consume<D, BF16>(state, l, ring, my);
     join_sums(state, l);
     store_part<D, 1>(state, job.hot_o, job.hot_frame, job.hot_sum, unit.split * job.unit_count + unit.local,
-                     my.first_row);
+                     first_row);
 #endif
 }
 

@@ -11,8 +11,8 @@
 #ifndef APA_CUDA_WGMMA_HOT_TILES_CUH
 #define APA_CUDA_WGMMA_HOT_TILES_CUH
 
+#include "cuda/wgmma/lane_rows.cuh"
 #include "cuda/wgmma/launch.h"
-#include "cuda/wgmma/tile_16.cuh"
 
 template <int D> struct HotShape {
     static constexpr int KEYS = 2 * APA_CUDA_TILE;
@@ -147,9 +147,8 @@ __device__ __forceinline__ uint32_t hot_entry(uint32_t tile, uint32_t mask, bool
 
 struct HotPlace {
     const apa_cuda_job &job;
-    const Unit &unit;
-    WarpView view; /* of the warp */
-    int first_row; /* of the warp, in the unit */
+    WholeKeys whole;    /* of the warp */
+    uint32_t row_table; /* of the warp, in shared memory */
     int b, h;
     int own; /* named barrier of the warpgroup */
 };
@@ -189,17 +188,20 @@ __device__ __forceinline__ bool soften(float (&s)[16][4], float (&X)[2], float (
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     s[n][j] = -CUDART_INF_F;
-        } else if (my.view.every_first > key || my.view.every_end < key + APA_CUDA_TILE) {
-            ThreadRows<1> rows;
-            warp_rows<1>(my.job, my.unit, my.first_row, rows);
+        } else if (my.whole.first > key || my.whole.end < key + APA_CUDA_TILE) {
 #pragma unroll
-            for (int n = 8 * i; n < 8 * i + 8; n++)
+            for (int h = 0; h < 2; h++) { /* a row after the other: there are no registers left */
+                int first, end;
+                load_row(first, end, my.row_table, h);
+                first -= key + (threadIdx.x & 3) * 2;
+                end -= key + (threadIdx.x & 3) * 2;
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const int at = key + (n & 7) * 8 + (threadIdx.x & 3) * 2 + (j & 1);
-                    if (at < rows.first[j >> 1] || at >= rows.end[j >> 1])
-                        s[n][j] = -CUDART_INF_F;
-                }
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+                        if (n * 8 + j < first || n * 8 + j >= end)
+                            s[8 * i + n][2 * h + j] = -CUDART_INF_F;
+            }
         }
     }
     const float c = my.job.c;
@@ -243,7 +245,7 @@ __device__ __forceinline__ void add_cleared(State16<D, 1> &state, const HotPlace
 {
     State16<D, 1> in_memory = state; /* so that the state itself has no address */
     ThreadRows<1> rows;
-    warp_rows<1>(my.job, my.unit, my.first_row, rows);
+    load_rows(rows, my.row_table);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if ((two.tile[i] & POISONED) != 0 && (two.tile[i] >> (MASK_AT + threadIdx.x / 32 % 4) & 1) != 0)

@@ -1,5 +1,5 @@
-/* Tiles of 16-bit keys and values for a warpgroup of 64 rows: what a warpgroup sees, queries into shared memory,
- * probabilities as operands, P·V where values may not be finite. Rows, states and probabilities are those of the
+/* Tiles of 16-bit keys and values for a warpgroup of 64 rows: what a warpgroup sees, probabilities as
+ * operands, P·V where values may not be finite. Rows, states and probabilities are those of the
  * warp-level kernels (cuda/warp_mma/tile_16.cuh): a warp of a warpgroup holds its 16 rows in the same registers.
  *
  * A tile of n keys lies as D / 64 blocks of [n][64 channels], 128-byte swizzled (hopper.cuh). */
@@ -14,34 +14,6 @@ constexpr int WARPGROUP = 128;
 constexpr int WARPGROUP_ROWS = 64;
 
 #ifdef APA_CUDA_BULK
-
-/* Queries of the rows first … first + 63 of a unit, by the threads of one warpgroup, as D / 64 blocks of
- * [64 rows][64 channels]; zeros for padding. */
-template <int D>
-__device__ __forceinline__ void load_query_rows(uint32_t to, const apa_cuda_job &job, const Unit &unit, int b,
-                                                int first)
-{
-    constexpr int PIECES = D / 8, STEP = WARPGROUP / PIECES;
-    constexpr int AT_ONCE = WARPGROUP_ROWS / STEP < 8 ? WARPGROUP_ROWS / STEP : 8; /* loads of a thread on their way */
-    const uint32_t flip = job.negate ? 0x80008000u : 0u;
-    const int piece = threadIdx.x % PIECES;
-    for (int begin = threadIdx.x % WARPGROUP / PIECES; begin < WARPGROUP_ROWS; begin += AT_ONCE * STEP) {
-        uint4 x[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const Row row = row_of(job, unit, first + begin + i * STEP);
-            x[i] = make_uint4(0, 0, 0, 0);
-            if (row.real)
-                x[i] = *reinterpret_cast<const uint4 *>(row_pointer<uint16_t>(job.q, b, row.head, row.position) +
-                                                        piece * 8);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const uint32_t word[4] = {x[i].x ^ flip, x[i].y ^ flip, x[i].z ^ flip, x[i].w ^ flip};
-            store_shared_16(to + piece / 8 * (WARPGROUP_ROWS * 128) + swizzled(begin + i * STEP, piece % 8), word);
-        }
-    }
-}
 
 /* The view of a whole warpgroup, from those of its warps; `shared` has room for 4 views. Named barrier `which`. */
 __device__ __forceinline__ WarpView warpgroup_view(const WarpView &own, WarpView *shared, int which)

@@ -116,15 +116,13 @@ template <int D> struct PairState {
 /* What picks the biases of query head `head` of its KV head, as an A operand of 16 rows of it. */
 __device__ __forceinline__ void bias_operand(uint32_t (&a)[4], int head)
 {
+    constexpr uint32_t WEIGHTS = 0x385878; /* 256, 16, 1, the first in the lowest byte */
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t word = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int byte = half * 16 + (threadIdx.x & 3) * 4 + i, digit = byte % BIAS_DIGITS;
-            const uint32_t weight = digit == 0 ? 0x78u : digit == 1 ? 0x58u : 0x38u; /* 256, 16, 1 */
-            word |= byte / BIAS_DIGITS == head ? weight << 8 * i : 0u;
-        }
+    for (int half = 0; half < 2; half++) { /* bytes between the head's first and the word's */
+        const int after = head * BIAS_DIGITS - (half * 16 + static_cast<int>(threadIdx.x & 3) * 4);
+        const uint32_t later = after >= 0 && after < 4 ? WEIGHTS << 8 * after : 0u;
+        uint32_t word = after < 0 && after > -BIAS_DIGITS ? WEIGHTS >> -8 * after : later;
+        asm volatile("" : "+r"(word)); /* else it is worked out again in every step of the walk */
         a[2 * half] = a[2 * half + 1] = word;
     }
 }
@@ -217,12 +215,11 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
 /* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
  * pair's phase, so that a code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it
  * (prep.cu). top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes
- * them no numbers, which lose against 1024). Returns the lane's own two maxima, packed. */
-__device__ __forceinline__ uint32_t soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
+ * them no numbers, which lose against 1024). */
+__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
     uint32_t both = max_16_2<false>(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
-    const uint32_t own = both;
     both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 1));
     both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 2));
     top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), -phase);
@@ -236,7 +233,6 @@ __device__ __forceinline__ uint32_t soften_pair(uint32_t (&s)[32], const float (
         for (int n = 0; n < 16; n++)
             s[2 * n + h] = max_16_2<false>(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
     }
-    return own;
 }
 
 /* Codes → A operands. */

@@ -116,6 +116,8 @@ __device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &
     const apa_cuda_job &job = my.job;
     const int lane = threadIdx.x & 31, group = own_group();
     const int64_t first = first_candidate<GROUPS>(job, slot, group);
+    const uint2 *const candidates = reinterpret_cast<const uint2 *>(job.candidate_pair) + first;
+    uint2 ahead = lane < n ? __ldcg(candidates + lane) : make_uint2(0, 0);
     ThreadRows<1> seen;
     load_rows(seen, my.row_table);
     const int end_key = __reduce_max_sync(0xffffffffu, max(seen.end[0], seen.end[1]));
@@ -129,9 +131,9 @@ __device__ __forceinline__ void judge(const ColdRows<D> &rows, const WarpPlace &
     const int least_of_all = __reduce_min_sync(0xffffffffu, in_order(least));
     for (int base = 0; base < n; base += 32) { /* a lane a candidate */
         const bool there = base + lane < n;
-        uint2 own = make_uint2(0, 0);
-        if (there)
-            own = __ldcg(reinterpret_cast<const uint2 *>(job.candidate_pair) + first + base + lane);
+        const uint2 own = ahead;
+        if (base + 32 + lane < n)
+            ahead = __ldcg(candidates + base + 32 + lane);
         uint32_t hot_lanes = 0;
         uint32_t left = __ballot_sync(0xffffffffu, there && static_cast<int>(own.y) > least_of_all);
         while (left != 0) {
@@ -187,41 +189,71 @@ __device__ __noinline__ void force(const apa_cuda_job &job, int head, int group,
 
 /* ---- what is asked for beside the result ---- */
 
-/* What all rows of a block see alike. */
-struct BlockView {
-    int whole_first, whole_end; /* tiles that all of them see whole: a block with padding has none */
-    int visible;                /* of the rows of a lane: tiles */
+/* A block's rows for its counters: each lane has some of them in line. */
+template <int GROUPS> struct CountedRows {
+    static constexpr int OWN = GROUPS * WARPGROUP_ROWS / 32;
+    int first[OWN], end[OWN];
+    int whole_first, whole_end; /* tiles that all rows see whole: a block with padding has none */
+    uint32_t visible;           /* tiles that the lane's rows see */
+
+    __device__ explicit CountedRows(uint32_t row_table) : whole_first(0), whole_end(0x7fffffff), visible(0)
+    {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            uint32_t keys[2];
+            load_shared_8(keys, row_table + ((threadIdx.x & 31) * OWN + i) * ROW_ENTRY);
+            first[i] = static_cast<int>(keys[0]);
+            end[i] = static_cast<int>(keys[1]);
+            whole_first = max(whole_first, (first[i] + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
+            whole_end = min(whole_end, first[i] < end[i] ? end[i] / APA_CUDA_TILE : 0);
+            visible += static_cast<uint32_t>(tiles_seen(first[i], end[i]));
+        }
+        whole_first = __reduce_max_sync(0xffffffffu, whole_first);
+        whole_end = __reduce_min_sync(0xffffffffu, whole_end);
+    }
+
+    /* Of the lane's rows, those of groups in each entry of `word` that see its tile, the first one's being `tile`. */
+    __device__ uint32_t that_see(uint32_t word, int tile) const
+    {
+        using M = Masks<GROUPS>;
+        uint32_t n = 0;
+#pragma unroll
+        for (int t = 0; t < M::IN_WORD; t++)
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const int group = (static_cast<int>(threadIdx.x & 31) * OWN + i) / 16, key = (tile + t) * APA_CUDA_TILE;
+                const bool sees = first[i] < min(end[i], key + APA_CUDA_TILE) && end[i] > key;
+                n += sees ? word >> (t * M::SECOND + group) & 1 : 0;
+            }
+        return n;
+    }
 };
 
-template <int GROUPS> __device__ __forceinline__ BlockView view_of(uint32_t row_table)
-{
-    constexpr int OWN = GROUPS * WARPGROUP_ROWS / 32;
-    BlockView view = {0, 0x7fffffff, 0};
-    for (int r = (threadIdx.x & 31) * OWN; r < static_cast<int>(threadIdx.x & 31) * OWN + OWN; r++) {
-        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
-                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
-        view.whole_first = max(view.whole_first, (first + APA_CUDA_TILE - 1) / APA_CUDA_TILE);
-        view.whole_end = min(view.whole_end, first < end ? end / APA_CUDA_TILE : 0);
-        view.visible += tiles_seen(first, end);
-    }
-    view.whole_first = __reduce_max_sync(0xffffffffu, view.whole_first);
-    view.whole_end = __reduce_min_sync(0xffffffffu, view.whole_end);
-    return view;
-}
-
-/* Rows of the groups in each entry of `word` that see its tile; `tile` is the first one's. */
+/* Rows that the masks count, the lane's part: what entries of tiles first_tile … end_tile - 1 say in `hot`, and in
+ * either of the masks. By one warp, a word a lane; words with tiles that not all rows see whole, all lanes together. */
 template <int GROUPS>
-__device__ __forceinline__ uint32_t count_rows(uint32_t word, int tile, const BlockView &view, uint32_t row_table)
+__device__ __forceinline__ void count_masks(uint32_t &hot_rows, uint32_t &candidates, const CountedRows<GROUPS> &rows,
+                                            int first_tile, int end_tile, const Masks<GROUPS> &masks)
 {
     using M = Masks<GROUPS>;
-    if (tile >= view.whole_first && tile + M::IN_WORD <= view.whole_end)
-        return static_cast<uint32_t>(__popc(word)) * 16;
-    uint32_t n = 0;
-    for (; word != 0; word &= word - 1) {
-        const int bit = __ffs(static_cast<int>(word)) - 1;
-        n += static_cast<uint32_t>(rows_that_see(row_table + bit % M::SECOND * 128, tile + bit / M::SECOND));
+    for (int begin = first_tile / M::IN_WORD * M::IN_WORD; begin < end_tile; begin += 32 * M::IN_WORD) {
+        const int tile = begin + static_cast<int>(threadIdx.x & 31) * M::IN_WORD;
+        uint32_t hot = 0, either = 0;
+        if (tile < end_tile) {
+            hot = load_shared_4(M::word(masks.hot, tile));
+            either = hot | load_shared_4(M::word(masks.candidate, tile));
+        }
+        const bool whole = tile >= rows.whole_first && tile + M::IN_WORD <= rows.whole_end;
+        if (whole) {
+            hot_rows += static_cast<uint32_t>(__popc(hot)) * 16;
+            candidates += static_cast<uint32_t>(__popc(either)) * 16;
+        }
+        for (uint32_t left = __ballot_sync(0xffffffffu, !whole && either != 0); left != 0; left &= left - 1) {
+            const int from = __ffs(static_cast<int>(left)) - 1;
+            hot_rows += rows.that_see(__shfl_sync(0xffffffffu, hot, from), begin + from * M::IN_WORD);
+            candidates += rows.that_see(__shfl_sync(0xffffffffu, either, from), begin + from * M::IN_WORD);
+        }
     }
-    return n;
 }
 
 __device__ __forceinline__ void add_count(unsigned long long *to, uint32_t n)
@@ -237,20 +269,16 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_s
                                        bool all, int first_tile, int end_tile, const Masks<GROUPS> &masks)
 {
     using M = Masks<GROUPS>;
-    const int lane = threadIdx.x & 31;
     if (job.counts != nullptr) {
-        const BlockView view = view_of<GROUPS>(row_table);
-        uint32_t hot_rows = 0, candidates = 0;
-        for (int tile = first_tile / M::IN_WORD * M::IN_WORD + lane * M::IN_WORD; !all && tile < end_tile;
-             tile += 32 * M::IN_WORD) {
-            const uint32_t hot = load_shared_4(M::word(masks.hot, tile));
-            hot_rows += count_rows<GROUPS>(hot, tile, view, row_table);
-            candidates +=
-                count_rows<GROUPS>(hot | load_shared_4(M::word(masks.candidate, tile)), tile, view, row_table);
+        const CountedRows<GROUPS> rows(row_table);
+        uint32_t hot_rows = rows.visible, candidates = rows.visible;
+        if (!all) {
+            hot_rows = candidates = 0;
+            count_masks(hot_rows, candidates, rows, first_tile, end_tile, masks);
         }
-        add_count(job.counts + APA_CUDA_VISIBLE, static_cast<uint32_t>(view.visible));
-        add_count(job.counts + APA_CUDA_HOT, all ? static_cast<uint32_t>(view.visible) : hot_rows);
-        add_count(job.counts + APA_CUDA_CANDIDATES, all ? static_cast<uint32_t>(view.visible) : candidates);
+        add_count(job.counts + APA_CUDA_VISIBLE, rows.visible);
+        add_count(job.counts + APA_CUDA_HOT, hot_rows);
+        add_count(job.counts + APA_CUDA_CANDIDATES, candidates);
     }
     for (int r = 0; job.verdicts != nullptr && r < GROUPS * WARPGROUP_ROWS; r++) {
         const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
@@ -261,7 +289,7 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_s
         uint8_t *to =
             job.verdicts +
             ((static_cast<int64_t>(place.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
-        for (int tile = first / APA_CUDA_TILE + lane; tile <= (end - 1) / APA_CUDA_TILE; tile += 32)
+        for (int tile = first / APA_CUDA_TILE + static_cast<int>(threadIdx.x & 31); tile <= (end - 1) / APA_CUDA_TILE; tile += 32)
             to[tile] = all || (M::of_tile(masks.hot, tile) >> r / 16 & 1) != 0;
     }
 }
