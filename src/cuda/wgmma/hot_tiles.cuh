@@ -292,15 +292,14 @@ __device__ __forceinline__ void consume(State16<D, 1> &state, float (&l)[2], con
         pin(p);
         pin(state.o[0]);
         products_fence();
-        issue_scores<D, BF16>(s, ring.base, ring.slot(at));
         issue_values<D, BF16>(state, p, ring.slot(at + 1));
-        products_wait<1>();
-        pin(s);
-        read(at);
-        const bool moves = soften(s, state.X, l, alpha, my, next);
+        issue_scores<D, BF16>(s, ring.base, ring.slot(at));
         products_wait<0>();
+        pin(s);
         pin(state.o[0]);
+        read(at);
         read(at + 1);
+        const bool moves = soften(s, state.X, l, alpha, my, next);
         if (poisoned)
             add_cleared<D, BF16>(state, my, now);
         if (moves)
