@@ -239,6 +239,7 @@ template <int GROUPS> struct Block {
 
 /* What its warps tell each other. */
 template <int GROUPS> struct BlockNotes {
+    apa_cuda_stretch place; /* for what comes after pass 1: no register holds it meanwhile */
     int slot, poisoned, hot_count[GROUPS];
     uint32_t hot_first[GROUPS][32]; /* the beginnings of the lists */
     WholeKeys whole[GROUPS * 4];    /* of each warp's rows */
@@ -267,8 +268,9 @@ template <int D, int GROUPS> __device__ __forceinline__ void set_barriers(uint32
     barrier_init_fence();
 }
 
-/* Rows of ones, empty masks, barriers. By all threads. */
-template <int D, int GROUPS> __device__ __forceinline__ void set_up(const Block<GROUPS> &block)
+/* Rows of ones, empty masks, barriers, the block's place. By all threads. */
+template <int D, int GROUPS>
+__device__ __forceinline__ void set_up(const Block<GROUPS> &block, BlockNotes<GROUPS> &notes)
 {
     using S = BothShape<D, GROUPS>;
     constexpr int BYTES = Masks<GROUPS>::BYTES;
@@ -283,8 +285,10 @@ template <int D, int GROUPS> __device__ __forceinline__ void set_up(const Block<
         store_shared_16(block.masks.candidate + at, zeros);
         store_shared_16(block.masks.apart + at, zeros);
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         set_barriers<D, GROUPS>(block.base);
+        notes.place = block.place;
+    }
     fence_for_async();
     __syncthreads();
 }
@@ -435,37 +439,40 @@ __device__ __forceinline__ bool sum_cold(ColdRows<D> &rows, const Block<GROUPS> 
 /* Pass 2 on top of the cold sums, and the result. */
 template <int D, int GROUPS, bool BF16>
 __device__ __forceinline__ void add_hot(const ColdRows<D> &rows, bool throughout, const Block<GROUPS> &block,
-                                        const BlockNotes<GROUPS> &notes, const WarpPlace &my)
+                                        const BlockNotes<GROUPS> &notes)
 {
     const apa_cuda_job &job = block.job;
-    const int group = own_group() / 4, b = block.place.head / job.Hkv;
-    if (!block.writes(my.unit))
+    const int group = own_group() / 4, line = notes.place.row + own_group() * 16, first_row = line % APA_CUDA_UNIT;
+    const Unit unit = unit_of_row(job, notes.place, line);
+    if (!block.writes(unit))
         return;
+    const int b = unit.head / job.Hkv;
     const HotRing<D> ring = hot_ring<D, GROUPS>(block.base, group);
     const bool some_hot = notes.hot_count[group] > 0;
     if (some_hot)
-        ask_for_queries<D>(ring.base, job, b, lane_row(job, my.unit, my.first_row));
+        ask_for_queries<D>(ring.base, job, b, lane_row(job, unit, first_row));
     State16<D, 1> state;
     float l[2], shift[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        shift[h] = job.shift[my.unit.local * APA_CUDA_UNIT + my.first_row + h * 8 + (threadIdx.x & 31) / 4];
+        shift[h] = job.shift[unit.local * APA_CUDA_UNIT + first_row + h * 8 + (threadIdx.x & 31) / 4];
     go_over<D>(state, l, rows, shift, throughout);
     if (some_hot) {
         queries_there<D>(ring.base, job);
         __syncwarp();
         named_barrier(OWN + group, WARPGROUP);
-        const HotPlace exact = {job, notes.whole[own_group()],     my.row_table,
-                                b,   block.place.head % job.Hkv, OWN + group};
+        const uint32_t table = row_table<D, GROUPS>(block.base, own_group() * 16);
+        const HotPlace exact = {job, notes.whole[own_group()], table, b, unit.head % job.Hkv, OWN + group};
         consume<D, BF16>(state, l, ring, exact);
         __syncwarp();
         named_barrier(OWN + group, WARPGROUP); /* no warp of it reads queries any more */
     }
     join_sums(state, l);
-    int first_row = my.first_row;
-    asm volatile("" : "+r"(first_row)); /* so that a lane's row does not live through pass 2 in registers */
-    const Row row = lane_row(job, my.unit, first_row);
-    store_lane_rows<D>(state, job, my.unit, b, first_row, row, ring.base + own_group() % 4 * 16 * D * 2);
+    int line_again = line;
+    asm volatile("" : "+r"(line_again)); /* so that nothing of it lives through pass 2 in registers */
+    const Unit same = unit_of_row(job, notes.place, line_again);
+    const Row row = lane_row(job, same, line_again % APA_CUDA_UNIT);
+    store_lane_rows<D>(state, job, same, b, line_again % APA_CUDA_UNIT, row, ring.base + own_group() % 4 * 16 * D * 2);
 }
 
 #endif
@@ -510,7 +517,7 @@ static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
                            block.masks);
         return;
     }
-    set_up<D>(block);
+    set_up<D>(block, notes);
     chain_wait();
     if (warp >= S::WARPS) {
         give_registers<S::PRODUCER_REGISTERS>();
@@ -520,7 +527,7 @@ static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
     take_registers<S::CONSUMER_REGISTERS>();
     ColdRows<D> rows;
     const bool throughout = sum_cold<D, GROUPS, BIAS>(rows, block, notes, my);
-    add_hot<D, GROUPS, BF16>(rows, throughout, block, notes, my);
+    add_hot<D, GROUPS, BF16>(rows, throughout, block, notes);
 #endif
 }
 
