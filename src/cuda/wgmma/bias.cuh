@@ -24,10 +24,9 @@ template <int D> struct PairTurns {
     static_assert(TURNS == 4, "rows whose sums over lanes are taken at once");
 };
 
-/* Query heads at a time, in products of PRODUCT_HEADS. */
+/* Query heads at a time, in products of PRODUCT_HEADS; a lane gets a bias each time. */
 template <int D> struct BiasStep {
-    static constexpr int HEADS = 4, PRODUCT_HEADS = 32 / PairTurns<D>::LANES, PRODUCTS = HEADS / PRODUCT_HEADS;
-    static constexpr int VALUES = 2 / PRODUCTS; /* biases that a lane gets */
+    static constexpr int HEADS = 4, PRODUCT_HEADS = 32 / PairTurns<D>::LANES;
 };
 
 /* What a block needs in shared memory. */
@@ -90,18 +89,16 @@ __device__ __forceinline__ void share_means(BiasShared<D> &to, const apa_cuda_jo
     }
 }
 
-/* A digit of two biases: its codes; what is left of them stays. */
-__device__ __forceinline__ uint32_t take_digit(float (&bias)[2], float weight)
+/* A digit of a bias: its code; what is left of it stays. */
+__device__ __forceinline__ uint8_t take_digit(float &bias, float weight)
 {
-    const uint32_t codes = pack_e4m3(bias[0] * (1.0f / weight), bias[1] * (1.0f / weight));
-    const float2 value = unpack_e4m3(codes);
-    bias[0] -= value.x * weight;
-    bias[1] -= value.y * weight;
-    return codes;
+    const uint32_t codes = pack_e4m3(bias * (1.0f / weight), 0.0f);
+    bias -= unpack_e4m3(codes).x * weight;
+    return static_cast<uint8_t>(codes);
 }
 
-/* Sums q̄·k of a product's heads in blocks: turn 2·upper + i in two[i], where `upper` is lane bit 0 (D 128: of lanes
- * whose bits 0 and 3 are the same, and of one half of a key's blocks) or bit 2. */
+/* Sums q̄·k of a product's heads in blocks: turn 2·upper + i in two[i], where `upper` is bit 0 of lanes whose bits 0 and 3
+ * are the same, and of one half of a key's blocks. */
 template <int D, bool BF16>
 __device__ __forceinline__ void multiply_means(float (&two)[2], const uint4 (&means)[2][32],
                                                const uint4 (&k)[PairTurns<D>::TURNS])
@@ -119,7 +116,7 @@ __device__ __forceinline__ void multiply_means(float (&two)[2], const uint4 (&me
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        two[i] = fold(part[i], part[2 + i], D == 128 ? 9 : 4);
+        two[i] = fold(part[i], part[2 + i], 9);
 }
 
 /* Digits of the biases of the pair whose keys the block holds. `inverse`: of the pair's scale of K. */
@@ -127,45 +124,31 @@ template <int D, bool BF16>
 __device__ __forceinline__ void write_digits(BiasShared<D> &to, const uint4 (&k)[PairTurns<D>::TURNS], int G,
                                              float inverse)
 {
+    static_assert(D == 128, "lanes as its products leave them");
     using S = PairTurns<D>;
     using B = BiasStep<D>;
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, second = (lane ^ lane >> 3) & 1;
+    /* lane 16·(head % 2) + 8·(head / 2 ^ turn / 2) + 4·(turn % 2) + 2·key + turn / 2 */
+    const int key = threadIdx.x / 32 * (32 / S::LANES) + ((lane & 1) * 2 + (lane >> 2 & 1)) * S::ROWS + (lane >> 1 & 1);
 #pragma unroll 1
     for (int first = 0; first < G; first += B::HEADS) {
-        float bias[2] = {};
-        int g = first, key = threadIdx.x / 32 * (32 / S::LANES);
-        if (D == 64) { /* lane 8·head + 4·(turn / 2) + key */
-            multiply_means<D, BF16>(bias, to.means[first / B::PRODUCT_HEADS], k);
-            g += lane / 8;
-            key += (lane >> 2 & 1) * 2 * S::ROWS + lane % 4;
-        } else { /* lane 16·(head % 2) + 8·(head / 2 ^ turn / 2) + 4·(turn % 2) + 2·key + turn / 2 */
-            float two[2];
-            const int second = (lane ^ lane >> 3) & 1;
-            multiply_means<D, BF16>(two, to.means[first / B::PRODUCT_HEADS], k);
-            bias[0] = fold(two[0], two[1], 4);
-            if (first + B::PRODUCT_HEADS < G) {
-                multiply_means<D, BF16>(two, to.means[first / B::PRODUCT_HEADS + 1], k);
-                const float other = __shfl_xor_sync(0xffffffffu, fold(two[0], two[1], 4), 8);
-                bias[0] = second ? other : bias[0];
-            }
-            g += 2 * second + lane / 16;
-            key += ((lane & 1) * 2 + (lane >> 2 & 1)) * S::ROWS + (lane >> 1 & 1);
+        const int g = first + 2 * second + lane / 16;
+        float two[2];
+        multiply_means<D, BF16>(two, to.means[first / B::PRODUCT_HEADS], k);
+        float bias = fold(two[0], two[1], 4);
+        if (first + B::PRODUCT_HEADS < G) {
+            multiply_means<D, BF16>(two, to.means[first / B::PRODUCT_HEADS + 1], k);
+            const float other = __shfl_xor_sync(0xffffffffu, fold(two[0], two[1], 4), 8);
+            bias = second ? other : bias;
         }
         if (g >= G)
             continue;
-        const float minus = to.minus[g], /* finite: a bias of 0 stays one where the product overflows */
-            scale = fminf(to.factor[g] * inverse, 3e38f);
+        /* finite: a bias of 0 stays one where the product overflows */
+        bias = (bias - to.minus[g]) * fminf(to.factor[g] * inverse, 3e38f);
 #pragma unroll
-        for (int i = 0; i < B::VALUES; i++)
-            bias[i] = (bias[i] - minus) * scale;
-#pragma unroll
-        for (int digit = 0; digit < BIAS_DIGITS; digit++) {
-            const uint32_t codes = take_digit(bias, digit == 0 ? 256.0f : digit == 1 ? 16.0f : 1.0f);
-#pragma unroll
-            for (int i = 0; i < B::VALUES; i++)
-                to.digits[bias_place(key + i * S::ROWS, BIAS_DIGITS * g + digit)] =
-                    static_cast<uint8_t>(codes >> 8 * i);
-        }
+        for (int digit = 0; digit < BIAS_DIGITS; digit++)
+            to.digits[bias_place(key, BIAS_DIGITS * g + digit)] =
+                take_digit(bias, digit == 0 ? 256.0f : digit == 1 ? 16.0f : 1.0f);
     }
 }
 

@@ -17,6 +17,9 @@ constexpr int SUM_THREADS = 256, STRIPES = 8;
 constexpr int MOST_PARTS = 64;      /* of a query head: beyond, blocks take more queries each */
 constexpr float MOST_MEAN = 253.0f; /* of its length over the scale */
 
+/* FP16 codes (D 64) need no mean off their queries: no recipe for them has `smooth_q`. */
+template <int D> constexpr bool HAS_QUERY_MEANS = D == 128;
+
 /* A thread has eight channels of every ROWS-th row, and AHEAD rows on their way at once, a round of the block's. */
 template <int D> struct Sum {
     static constexpr int LANES = D / 8, ROWS = SUM_THREADS / LANES, AHEAD = 8, ROUND = ROWS * AHEAD;
@@ -316,7 +319,7 @@ static __global__ void __launch_bounds__(SUM_THREADS, 3) wgmma_sum_kernel(const 
               block = static_cast<int>(blockIdx.x);
     if (block < of_keys)
         sum_keys<D, BF16>(job, block);
-    else
+    else if constexpr (HAS_QUERY_MEANS<D>)
         sum_queries<D, BF16>(job, block - of_keys);
 #endif
 }
@@ -331,7 +334,7 @@ static __global__ void __launch_bounds__(D *STRIPES) wgmma_mean_kernel(const __g
     const int of_keys = sums_keys(job) ? job.B * job.Hkv : 0, block = static_cast<int>(blockIdx.x);
     if (block < of_keys)
         mean_of_keys<D>(job, block);
-    else
+    else if constexpr (HAS_QUERY_MEANS<D>)
         mean_of_queries<D>(job, block - of_keys);
 #endif
 }
@@ -339,7 +342,7 @@ static __global__ void __launch_bounds__(D *STRIPES) wgmma_mean_kernel(const __g
 template <int D, bool BF16> static int launch(const apa_cuda_job *job, cudaStream_t stream)
 {
     const int64_t key_heads = sums_keys(*job) ? static_cast<int64_t>(job->B) * job->Hkv : 0,
-                  query_heads = job->smooth_q ? static_cast<int64_t>(job->B) * job->Hq : 0;
+                  query_heads = HAS_QUERY_MEANS<D> && job->smooth_q ? static_cast<int64_t>(job->B) * job->Hq : 0;
     int64_t blocks = query_heads * query_parts<D>(job->Sq);
     if (key_heads > 0)
         blocks += key_heads * sum_parts(job->tiles, job->smooth_stride);

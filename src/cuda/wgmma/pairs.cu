@@ -135,12 +135,12 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     copy_async_commit();
     if (threadIdx.x == 0)
         facts = {0, 0, 0, {0, 0}};
-    if (BIAS)
+    if constexpr (BIAS)
         clear_digits<D>(shared);
     chain_wait();
     float mean[8];
     load_mean_8(mean, job.k_mean + head * D + lane * 8);
-    if (BIAS)
+    if constexpr (BIAS)
         share_means<D, BF16>(shared, job, head, mean);
     copy_async_wait<0>();
     __syncthreads();
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     __syncthreads();
     const float k_scale = power_of_two(__int_as_float(facts.k_amax) * (1.0f / qk_largest<D>())),
                 inverse = 1.0f / k_scale;
-    if (BIAS) {
+    if constexpr (BIAS) {
         write_digits<D, BF16>(shared, k, job.G, inverse);
         load_mean_8(mean, shared.k_mean + lane * 8); /* from here, so that no register holds it meanwhile */
     }
@@ -212,7 +212,7 @@ static __global__ void __launch_bounds__(PairShape<D>::THREADS, 3 * 128 / D)
     if (threadIdx.x == 0) {
         const int64_t place = static_cast<int64_t>(head) * ((job.room + 1) / 2) + number;
         copy_bulk_out(job.blob + place * Pair<D>::BYTES, shared_address(blob), Pair<D>::BYTES);
-        if (BIAS)
+        if constexpr (BIAS)
             copy_bulk_out(job.key_bias + (static_cast<int64_t>(head) * ((job.tiles + 1) / 2) + number) * BIAS_BYTES,
                           shared_address(shared.digits), BIAS_BYTES);
         atomicMax(reinterpret_cast<int *>(job.k_scale_max) + head, facts.k_square);
