@@ -97,8 +97,8 @@ __device__ __forceinline__ uint8_t take_digit(float &bias, float weight)
     return static_cast<uint8_t>(codes);
 }
 
-/* Sums q̄·k of a product's heads in blocks: turn 2·upper + i in two[i], where `upper` is bit 0 of lanes whose bits 0 and 3
- * are the same, and of one half of a key's blocks. */
+/* Sums q̄·k of a product's heads in blocks: turn 2·upper + i in two[i], where `upper` is bit 0 of lanes whose bits 0 and
+ * 3 are the same, and of one half of a key's blocks. */
 template <int D, bool BF16>
 __device__ __forceinline__ void multiply_means(float (&two)[2], const uint4 (&means)[2][32],
                                                const uint4 (&k)[PairTurns<D>::TURNS])
@@ -147,8 +147,9 @@ __device__ __forceinline__ void write_digits(BiasShared<D> &to, const uint4 (&k)
         bias = (bias - to.minus[g]) * fminf(to.factor[g] * inverse, 3e38f);
 #pragma unroll
         for (int digit = 0; digit < BIAS_DIGITS; digit++)
-            to.digits[bias_place(key, BIAS_DIGITS * g + digit)] =
-                take_digit(bias, digit == 0 ? 256.0f : digit == 1 ? 16.0f : 1.0f);
+            to.digits[bias_place(key, BIAS_DIGITS * g + digit)] = take_digit(bias, digit == 0   ? 256.0f
+                                                                                   : digit == 1 ? 16.0f
+                                                                                                : 1.0f);
     }
 }
 

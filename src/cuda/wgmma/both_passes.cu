@@ -126,8 +126,7 @@ __device__ __forceinline__ void feed_fix(const apa_cuda_job &job, int head, uint
 }
 
 /* What a warpgroup wants soon, on its way to the second-level cache: its queries. By one warp. */
-template <int D>
-__device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Unit &unit, int first)
+template <int D> __device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Unit &unit, int first)
 {
     for (int r = threadIdx.x & 31; r < WARPGROUP_ROWS; r += 32) {
         const Row row = row_of(job, unit, first + r);
@@ -140,7 +139,8 @@ __device__ __forceinline__ void fetch_queries(const apa_cuda_job &job, const Uni
 
 /* ... and what pass 1 left of its rows for later: log2 units between the frames of both passes, a line for 32 rows, and
  * what is hot throughout. */
-template <int GROUPS> __device__ __forceinline__ void fetch_notes(const apa_cuda_job &job, const apa_cuda_stretch &place)
+template <int GROUPS>
+__device__ __forceinline__ void fetch_notes(const apa_cuda_job &job, const apa_cuda_stretch &place)
 {
     const int lane = threadIdx.x & 31;
     if (lane >= GROUPS * WARPGROUP_ROWS / 32)

@@ -156,8 +156,7 @@ __device__ __forceinline__ WholeKeys see_rows(WarpPlace &my, bool there)
     my.whole.first = (keys.first + PAIR_KEYS - 1) / PAIR_KEYS;
     /* a reduction, so that it stays in a register of the warp: that it is the same in all lanes is not seen otherwise
      */
-    my.whole.end =
-        __reduce_min_sync(0xffffffffu, there ? max(my.whole.first, keys.end / PAIR_KEYS) : my.whole.first);
+    my.whole.end = __reduce_min_sync(0xffffffffu, there ? max(my.whole.first, keys.end / PAIR_KEYS) : my.whole.first);
     my.most_tiles = __reduce_max_sync(0xffffffffu, tiles_seen(first, end));
     if ((threadIdx.x & 31) == 0)
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(eps_place()), "f"(group_eps(my.job, my.most_tiles)) : "memory");
@@ -251,7 +250,7 @@ __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &
 
 /* Scores → codes and frames. */
 __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
-                                                const PairMeta &meta, bool partial, const WarpPlace &my, int number)
+                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     /* Where rows see a part of a tile, sums say nothing of how far its keys are. */

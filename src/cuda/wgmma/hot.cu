@@ -96,8 +96,7 @@ static __global__ void __launch_bounds__(HotBlock<D>::THREADS, 2)
     float l[2] = {0.0f, 0.0f};
     consume<D, BF16>(state, l, ring, my);
     join_sums(state, l);
-    store_part<D, 1>(state, job.hot_o, job.hot_frame, job.hot_sum, unit.split * job.unit_count + unit.local,
-                     first_row);
+    store_part<D, 1>(state, job.hot_o, job.hot_frame, job.hot_sum, unit.split * job.unit_count + unit.local, first_row);
 #endif
 }
 

@@ -1,6 +1,6 @@
-/* The 16 rows of a warp, one a lane (lanes i and i + 16 have row i): what they see, their queries on the way into shared
- * memory, their results on the way out. Which row is which takes a division, and a block does each of these once: so a
- * lane finds out about one row, and the others ask it. */
+/* The 16 rows of a warp, one a lane (lanes i and i + 16 have row i): what they see, their queries on the way into
+ * shared memory, their results on the way out. Which row is which takes a division, and a block does each of these
+ * once: so a lane finds out about one row, and the others ask it. */
 #ifndef APA_CUDA_WGMMA_LANE_ROWS_CUH
 #define APA_CUDA_WGMMA_LANE_ROWS_CUH
 
@@ -82,7 +82,8 @@ __device__ __forceinline__ uint32_t query_place(uint32_t queries, int row, int p
     return queries + piece / 8 * (WARPGROUP_ROWS * 128) + swizzled(row, piece % 8);
 }
 
-/* Queries of a warp's rows set out for `queries`, its warpgroup's; zeros for padding. queries_there() waits for them. */
+/* Queries of a warp's rows set out for `queries`, its warpgroup's; zeros for padding. queries_there() waits for them.
+ */
 template <int D>
 __device__ __forceinline__ void ask_for_queries(uint32_t queries, const apa_cuda_job &job, int b, const Row &row)
 {
@@ -106,8 +107,7 @@ template <int D> __device__ __forceinline__ void queries_there(uint32_t queries,
     copy_async_wait<0>();
 #pragma unroll 1
     for (int i = 0; job.negate != 0 && i < P::STEPS; i++) { /* what this lane asked for */
-        const uint32_t at =
-            query_place(queries, threadIdx.x / 32 % 4 * 16 + i * P::ROWS + P::line(), P::piece());
+        const uint32_t at = query_place(queries, threadIdx.x / 32 % 4 * 16 + i * P::ROWS + P::line(), P::piece());
         uint32_t x[4];
         load_shared_16(x, at);
         const uint32_t negative[4] = {x[0] ^ 0x80008000u, x[1] ^ 0x80008000u, x[2] ^ 0x80008000u, x[3] ^ 0x80008000u};
@@ -157,8 +157,8 @@ __device__ __forceinline__ void store_lane_rows(const State16<D, 1> &state, cons
         put_rows<D, true>(rows, state.o[0], inverse);
     else
         put_rows<D, false>(rows, state.o[0], inverse);
-    uint16_t *const own = static_cast<uint16_t *>(job.out.data) + b * job.out.stride[0] +
-                          row.head * job.out.stride[1] + row.position * job.out.stride[2];
+    uint16_t *const own = static_cast<uint16_t *>(job.out.data) + b * job.out.stride[0] + row.head * job.out.stride[1] +
+                          row.position * job.out.stride[2];
     const uint32_t real = __ballot_sync(0xffffffffu, row.real);
     __syncwarp(); /* what lanes put there, others may read */
 #pragma unroll

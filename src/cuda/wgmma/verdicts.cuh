@@ -289,7 +289,8 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_s
         uint8_t *to =
             job.verdicts +
             ((static_cast<int64_t>(place.head / job.Hkv) * job.Hq + row.head) * job.Sq + row.position) * job.tiles;
-        for (int tile = first / APA_CUDA_TILE + static_cast<int>(threadIdx.x & 31); tile <= (end - 1) / APA_CUDA_TILE; tile += 32)
+        for (int tile = first / APA_CUDA_TILE + static_cast<int>(threadIdx.x & 31); tile <= (end - 1) / APA_CUDA_TILE;
+             tile += 32)
             to[tile] = all || (M::of_tile(masks.hot, tile) >> r / 16 & 1) != 0;
     }
 }
