@@ -210,6 +210,11 @@ __device__ __forceinline__ void load_shared_8(uint32_t (&r)[2], uint32_t address
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(uint32_t address, const uint32_t (&r)[2])
+{
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1]) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_16(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])

@@ -134,6 +134,11 @@ static inline void __syncthreads()
     block_meet->arrive_and_wait();
 }
 
+static inline void __syncwarp()
+{
+    own_warp().meet.arrive_and_wait();
+}
+
 static inline void named_barrier(int which, int threads)
 {
     std::barrier<> *meet;
@@ -292,6 +297,18 @@ static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
 }
+static inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
+}
+static inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
+template <typename T> static T __ldcg(const T *from)
+{
+    return *from;
+}
 static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which)
 {
     const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
@@ -334,6 +351,12 @@ static inline char *at_address(uint32_t address)
 #define copy_bulk_out ptx_copy_bulk_out
 #define copy_bulk_out_wait ptx_copy_bulk_out_wait
 #define fence_for_async ptx_fence_for_async
+#define load_shared_4 ptx_load_shared_4
+#define load_shared_8 ptx_load_shared_8
+#define load_shared_16 ptx_load_shared_16
+#define store_shared_4 ptx_store_shared_4
+#define store_shared_8 ptx_store_shared_8
+#define store_shared_16 ptx_store_shared_16
 #include "cuda/wgmma/hopper.cuh"
 #undef shared_address
 #undef named_barrier
@@ -351,6 +374,12 @@ static inline char *at_address(uint32_t address)
 #undef copy_bulk_out
 #undef copy_bulk_out_wait
 #undef fence_for_async
+#undef load_shared_4
+#undef load_shared_8
+#undef load_shared_16
+#undef store_shared_4
+#undef store_shared_8
+#undef store_shared_16
 
 static inline uint32_t shared_address(const void *pointer)
 {
@@ -445,6 +474,32 @@ static inline void copy_async_commit()
 }
 template <int> static void copy_async_wait()
 {
+}
+static inline uint32_t load_shared_4(uint32_t address)
+{
+    uint32_t r;
+    memcpy(&r, at_address(address), 4);
+    return r;
+}
+static inline void store_shared_4(uint32_t address, uint32_t x)
+{
+    memcpy(at_address(address), &x, 4);
+}
+static inline void load_shared_8(uint32_t (&r)[2], uint32_t address)
+{
+    memcpy(r, at_address(address), 8);
+}
+static inline void store_shared_8(uint32_t address, const uint32_t (&r)[2])
+{
+    memcpy(at_address(address), r, 8);
+}
+static inline void load_shared_16(uint32_t (&r)[4], uint32_t address)
+{
+    memcpy(r, at_address(address), 16);
+}
+static inline void store_shared_16(uint32_t address, const uint32_t (&r)[4])
+{
+    memcpy(at_address(address), r, 16);
 }
 static inline void copy_bulk_out(void *to, uint32_t from, uint32_t bytes)
 {

@@ -14,7 +14,7 @@ headers=()
 for include in "$toolkit"/include "$toolkit"/targets/*/include; do
     headers+=(-isystem "$include")
 done
-for name in on_cpu_prep on_cpu_codes on_cpu_end; do
+for name in on_cpu_prep on_cpu_codes on_cpu_end on_cpu_rows; do
     "$cxx" -std=c++20 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-function -I"$root" -I"$root/include" -I"$root/src" \
         "${headers[@]}" -o "$folder/$name" "$root/tests/cuda/$name.cpp" -pthread
     "$folder/$name"

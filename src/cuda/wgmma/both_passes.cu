@@ -57,7 +57,7 @@ template <int D, int WARPGROUPS> struct BothShape : ColdRing<D, WARPGROUPS> {
 
 #ifdef APA_CUDA_BULK
 
-/* Named barriers; 0 is __syncthreads(), and 1 and 2 are turns. */
+/* Named barriers; 0 is __syncthreads(). */
 constexpr int OWN = 3 /* to 5: among a warpgroup */, PHASE = 6 /* all threads */, FEEDERS = 7, SLOT_KNOWN = 8,
               SCANNED = 9 /* whether there are values that are not finite */;
 
@@ -137,8 +137,8 @@ template <int D> __device__ __forceinline__ void fetch_queries(const apa_cuda_jo
     }
 }
 
-/* ... and what pass 1 left of its rows for later: log2 units between the frames of both passes, a line for 32 rows, and
- * what is hot throughout. */
+/* ... and what it needs of its rows behind pass 1: log2 units between the frames of both passes, a line for 32 rows,
+ * and what is hot throughout. */
 template <int GROUPS>
 __device__ __forceinline__ void fetch_notes(const apa_cuda_job &job, const apa_cuda_stretch &place)
 {
@@ -483,6 +483,8 @@ static __global__ void __launch_bounds__(BothShape<D, GROUPS>::THREADS, 1)
 {
 #ifdef APA_CUDA_BULK
     using S = BothShape<D, GROUPS>;
+    constexpr int MOST_SHARED = 227 * 1024, ELSEWHERE = 64; /* block_pairs(), eps_place() */
+    static_assert(S::SHARED + sizeof(BlockNotes<GROUPS>) + ELSEWHERE <= MOST_SHARED, "a block's shared memory");
     chain_go();
     extern __shared__ uint8_t shared[];
     __shared__ BlockNotes<GROUPS> notes;

@@ -1,7 +1,7 @@
 /* Pass 1 of a warpgroup: every tile in E4M3, whatever its verdict; tiles in pairs (tile_e4m3.cuh).
  *
  * A block takes rows in line: two warpgroups of 64 rows (or three, both_passes.cu), and one thread that keeps a ring of
- * pairs full. Queries stay in registers.
+ * pairs full. Queries stay in registers, or with three warpgroups in shared memory.
  *
  *     step i of a warpgroup    issue P(i)·V(i) and S(i+1) = Q·Kᵀ; frames of pair i
  *                              wait for P·V: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
@@ -287,7 +287,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         return;
     Cursor<D, Shape> here(shared), ahead(shared);
     PairState<D> pair;
-    PairAhead next, last;
+    PairAhead next;
     barrier_wait(here.full, here.phase);
     PairMeta meta = begin<D, BIAS>(pair, next, queries, q_unit, here.stage, my);
     if (n > 1)
@@ -309,7 +309,6 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
 #pragma unroll
         for (int h = 0; h < 2; h++)
             next.weight[h] = weight_of(next.top[h], rows.frame[h]);
-        last = next;
         const uint32_t release = here.empty();
         here = ahead;
         if (i + 2 < n)
@@ -318,10 +317,10 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.acc);
-        const Taken taken = take_in<D>(rows, pair.acc, last, my, i);
+        const Taken taken = take_in<D>(rows, pair.acc, next, my, i);
         /* This branch stands between both waits: the assembler would take P·V in behind the second one else, and not
          * beside the scores' products (1.5 % slower, and without turns 3). */
-        const Note note = note_of(taken, last);
+        const Note note = note_of(taken, next);
         if (__builtin_expect(note.some, 0))
             candidates.write(note, my, pair_at(my.pairs, i));
         products_wait<0>();

@@ -1,13 +1,12 @@
 /* The exact pass of a warpgroup over hot tiles.
  *
- * Tiles come two at a time, keys of the first above those of the second, into a ring of three slots, in the order in
- * which they are used:
+ * Tiles come two at a time, keys of the first above those of the second, into a ring of three slots:
  *
  *     K(0), K(1), V(0), K(2), V(1), …      and an end mark in place of the K after the last
  *
- * A warp whose group a tile is not hot for sees -inf there. The pipeline is that of exact.cu. Tiles with values that
- * are not finite are hot for every group that sees them: their values are cleared in shared memory, and what was there
- * is added to the rows that see it. */
+ * A step issues P·V of the two tiles at hand and then the next ones' scores, and waits for both. A warp whose group a
+ * tile is not hot for sees -inf there. Tiles with values that are not finite are hot for every group that sees them:
+ * their values are cleared in shared memory, and what was there is added to the rows that see it. */
 #ifndef APA_CUDA_WGMMA_HOT_TILES_CUH
 #define APA_CUDA_WGMMA_HOT_TILES_CUH
 
@@ -17,7 +16,6 @@
 template <int D> struct HotShape {
     static constexpr int KEYS = 2 * APA_CUDA_TILE;
     static constexpr int SLOTS = 3;
-    static constexpr int THREADS = 256;
     static constexpr int TILE_BYTES = KEYS * D * 2;
     static constexpr int Q_BYTES = 64 * D * 2;
     static constexpr int RING_AT = Q_BYTES, BYTES = RING_AT + SLOTS * TILE_BYTES, BARRIER_BYTES = SLOTS * 32;

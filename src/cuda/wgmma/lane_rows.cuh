@@ -31,19 +31,18 @@ __device__ __forceinline__ WholeKeys whole_keys(const Row &row)
 /* Each of a warp's 16 rows into its table, 128 bytes of shared memory; the lanes may read it after __syncwarp(). */
 __device__ __forceinline__ void store_rows(uint32_t table, int first, int end)
 {
+    const uint32_t keys[2] = {static_cast<uint32_t>(first), static_cast<uint32_t>(end)};
     if ((threadIdx.x & 31) < 16)
-        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(table + (threadIdx.x & 15) * ROW_ENTRY), "r"(first),
-                     "r"(end)
-                     : "memory");
+        store_shared_8(table + (threadIdx.x & 15) * ROW_ENTRY, keys);
 }
 
 /* Row g + 8h of lane 4g + t, as products have them. */
 __device__ __forceinline__ void load_row(int &first, int &end, uint32_t table, int h)
 {
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
-                 : "=r"(first), "=r"(end)
-                 : "r"(table + ((threadIdx.x & 31) / 4 + 8 * h) * ROW_ENTRY)
-                 : "memory");
+    uint32_t keys[2];
+    load_shared_8(keys, table + ((threadIdx.x & 31) / 4 + 8 * h) * ROW_ENTRY);
+    first = static_cast<int>(keys[0]);
+    end = static_cast<int>(keys[1]);
 }
 
 __device__ __forceinline__ void load_rows(ThreadRows<1> &seen, uint32_t table)

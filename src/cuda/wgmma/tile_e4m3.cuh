@@ -20,7 +20,7 @@
  *
  * n is common to a pair in pass 1. A code has 15 octaves, so that a tile far below its neighbour would lose its small
  * probabilities: where the sums of some row are more than APART from each other, pass 1 holds both tiles back, and
- * fix.cu adds them one by one, each in its own frame. */
+ * fix_pair.cuh adds them one by one, each in its own frame. */
 #ifndef APA_CUDA_WGMMA_TILE_E4M3_CUH
 #define APA_CUDA_WGMMA_TILE_E4M3_CUH
 
