@@ -72,7 +72,7 @@ static void look_again(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const a
                 }
                 adaptive->candidate_pairs += apa_cpu_lanes_in(apa_cpu_block_seeing(block, r, tile));
                 if (recipe->second_look != APA_TOGGLE_ON ||
-                    block->kernels->judge_again(&adaptive->walk[r], candidate->top, candidate->sum, (float)recipe->eps,
+                    block->kernels->judge_again(&adaptive->walk[r], candidate->top, candidate->sum, adaptive->eps[r],
                                                 p_scale[demoted])) {
                     adaptive->hot[tile] |= (uint16_t)(1u << r);
                 } else {

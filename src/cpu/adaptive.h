@@ -47,12 +47,13 @@ typedef struct apa_cpu_adaptive {
     /* A block of few rows (adaptive_few.c): their number, 0 for any other; their codes; o is [FEW][…] then */
     int few;
     _Alignas(64) uint8_t q_few[APA_CPU_FEW * 1024];
-    uint16_t all_hot;  /* registers that go straight to the exact pass */
-    uint16_t *hot;     /* [tiles]: registers for which the tile is hot */
-    uint16_t *skipped; /* [tiles]: registers that left the tile out */
-    uint16_t *judged;  /* [tiles]: registers that hold the tile as a candidate */
-    uint8_t *pool;     /* [slots][TILE·LANES] */
-    uint8_t *p8;       /* [PANEL_I8][TILE·LANES]: P of the panel at hand */
+    float eps[APA_CPU_BLOCK_REGISTERS]; /* of each register's rows (eps_by) */
+    uint16_t all_hot;                   /* registers that go straight to the exact pass */
+    uint16_t *hot;                      /* [tiles]: registers for which the tile is hot */
+    uint16_t *skipped;                  /* [tiles]: registers that left the tile out */
+    uint16_t *judged;                   /* [tiles]: registers that hold the tile as a candidate */
+    uint8_t *pool;                      /* [slots][TILE·LANES] */
+    uint8_t *p8;                        /* [PANEL_I8][TILE·LANES]: P of the panel at hand */
     int64_t slots_used;
     apa_cpu_open open[2]; /* the panel at hand, and the one before where it is still open */
     int turn;             /* which of them was opened last */

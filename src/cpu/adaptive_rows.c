@@ -1,5 +1,6 @@
 /* The rows' part of the adaptive method: queries into codes, and which registers need no verdict. */
 #include "cpu/adaptive.h"
+#include "recipe/defaults.h"
 
 #include <math.h>
 #include <string.h>
@@ -180,6 +181,20 @@ static bool beyond_int8(const apa_cpu_register *reg, const float *q_reach, float
     return false;
 }
 
+/* The most tiles that a real row of the register sees. */
+static int64_t most_tiles(const apa_cpu_register *reg)
+{
+    int64_t most = 0;
+    for (int i = 0; i < LANES; i++) {
+        const apa_cpu_row *row = &reg->row[i];
+        if ((reg->real >> i & 1) == 0 || row->first >= row->end)
+            continue;
+        const int64_t seen = (row->end - 1) / TILE - row->first / TILE + 1;
+        most = seen > most ? seen : most;
+    }
+    return most;
+}
+
 /* Registers that need no verdict: forced, a query with a NaN or Inf or beyond what INT8 can judge, or too few tiles in
  * sight (every row of the group). */
 static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, const float *q_reach, float k_scale_top)
@@ -192,13 +207,7 @@ static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, 
         return true;
     if (recipe->early_tiles <= 0 || recipe->force == APA_FORCE_LOW || recipe->eps >= 1.0)
         return false;
-    for (int i = 0; i < LANES; i++) {
-        const apa_cpu_row *row = &reg->row[i];
-        if ((reg->real >> i & 1) != 0 && row->first < row->end &&
-            (row->end - 1) / TILE - row->first / TILE + 1 > recipe->early_tiles)
-            return false;
-    }
-    return true;
+    return most_tiles(reg) <= recipe->early_tiles;
 }
 
 void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
@@ -208,6 +217,8 @@ void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, con
     adaptive->all_hot = 0;
     for (int r = 0; r < block->n; r++) {
         load_register(block, adaptive, r, mean);
+        adaptive->eps[r] =
+            (float)apa_recipe_group_eps(&block->call->recipe, block->shape->tiles, most_tiles(&block->reg[r]));
         if (is_all_hot(block, &block->reg[r], adaptive->q_reach[r], k_scale_top))
             adaptive->all_hot |= (uint16_t)(1u << r);
     }

@@ -48,7 +48,7 @@ static void conclude(apa_cpu_block *block, apa_cpu_adaptive *adaptive, apa_cpu_o
         const uint8_t *p8 = adaptive->p8 + i * APA_CPU_P_BYTES;
         const int32_t *sum = open->sum + i * LANES;
         const int judged =
-            kernels->judge(&adaptive->walk[r], open->top[i], sum, (float)recipe->eps, alpha, p_scale[cold]);
+            kernels->judge(&adaptive->walk[r], open->top[i], sum, adaptive->eps[r], alpha, p_scale[cold]);
         if ((judged & APA_CPU_JUDGED_MOVED) != 0 && adaptive->few > 0)
             apa_cpu_few_scale(block, adaptive, alpha);
         else if ((judged & APA_CPU_JUDGED_MOVED) != 0)

@@ -28,7 +28,9 @@ static apa_status check_recipe(apa_context *context, const apa_recipe *recipe)
     if (recipe->exact_format != APA_EXACT_FORMAT_INPUT)
         return refuse(context, "exact_format", "f16 or bf16", "input");
     const char *knob;
-    if (apa_recipe_beyond_walk(recipe, &knob)) {
+    apa_recipe plain = *recipe;
+    plain.eps_by = APA_EPS_BY_CALL;
+    if (apa_recipe_beyond_walk(&plain, &knob)) {
         char held[32] = "";
         apa_recipe_get(recipe, knob, held, sizeof held);
         return refuse(context, knob, held, "the plain adaptive walk only");
