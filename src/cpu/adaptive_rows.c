@@ -196,8 +196,9 @@ static int64_t most_tiles(const apa_cpu_register *reg)
 }
 
 /* Registers that need no verdict: forced, a query with a NaN or Inf or beyond what INT8 can judge, or too few tiles in
- * sight (every row of the group). */
-static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, const float *q_reach, float k_scale_top)
+ * sight (every row of the group; `tiles`: that a row sees at most). */
+static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, int64_t tiles, const float *q_reach,
+                       float k_scale_top)
 {
     const apa_recipe *recipe = &block->call->recipe;
     if (recipe->force == APA_FORCE_HIGH || !reg->finite || (block->bend.changes && reg->drowned))
@@ -207,7 +208,7 @@ static bool is_all_hot(const apa_cpu_block *block, const apa_cpu_register *reg, 
         return true;
     if (recipe->early_tiles <= 0 || recipe->force == APA_FORCE_LOW || recipe->eps >= 1.0)
         return false;
-    return most_tiles(reg) <= recipe->early_tiles;
+    return tiles <= recipe->early_tiles;
 }
 
 void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, const apa_cpu_prepared *prepared)
@@ -217,9 +218,9 @@ void apa_cpu_adaptive_rows(apa_cpu_block *block, apa_cpu_adaptive *adaptive, con
     adaptive->all_hot = 0;
     for (int r = 0; r < block->n; r++) {
         load_register(block, adaptive, r, mean);
-        adaptive->eps[r] =
-            (float)apa_recipe_group_eps(&block->call->recipe, block->shape->tiles, most_tiles(&block->reg[r]));
-        if (is_all_hot(block, &block->reg[r], adaptive->q_reach[r], k_scale_top))
+        const int64_t tiles = most_tiles(&block->reg[r]);
+        adaptive->eps[r] = (float)apa_recipe_group_eps(&block->call->recipe, block->shape->tiles, tiles);
+        if (is_all_hot(block, &block->reg[r], tiles, adaptive->q_reach[r], k_scale_top))
             adaptive->all_hot |= (uint16_t)(1u << r);
     }
     apa_cpu_adaptive_shifts(block, adaptive, prepared);

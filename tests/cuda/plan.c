@@ -15,8 +15,8 @@
 
 enum { RANDOM_SHAPES = 400, MOST_ITEMS = 200000 };
 
-/* Hopper's groups of n tiles are hot throughout where n·ε of the group is at most so many shares (wgmma/host.c): those
- * of EARLY_SHARES and EARLY_SHARES_64, whatever they come to be. */
+/* Hopper's groups of n tiles are hot throughout where n·ε of the group is at most so many shares (wgmma/accept.c):
+ * those of EARLY_SHARES and EARLY_SHARES_64, whatever they come to be. */
 #define SHARES 1.5
 #define SHARES_64 4.0
 #define EPS_64 0.1

@@ -8,7 +8,7 @@ template <int D> struct ColdShape : ColdRing<D, COLD_GROUPS> {
     static constexpr int FULL_AT = ColdRing<D, COLD_GROUPS>::RING_BYTES;
     static constexpr int ROWS_AT =
         FULL_AT + ColdRing<D, COLD_GROUPS>::STAGES * 16; /* first key seen and end, of each row */
-    static constexpr int SHARED = ROWS_AT + COLD_GROUPS * WARPGROUP_ROWS * 8 + 1024;
+    static constexpr int SHARED = ROWS_AT + COLD_GROUPS * WARPGROUP_ROWS * ROW_ENTRY + 1024;
 };
 
 #ifdef APA_CUDA_BULK
@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(ColdShape<D>::THREADS, 1)
     const int line = place.row + warp * 16;
     const Unit unit = unit_of_row(job, place, line);
     const bool there = is_there(job, unit);
-    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * 8, pairs, {0, 0}, 0};
+    WarpPlace my = {job, unit, line % APA_CUDA_UNIT, base + S::ROWS_AT + warp * 16 * ROW_ENTRY, pairs, {0, 0}, 0};
     see_rows(my, there);
     ColdRows<D> rows;
     QueriesInRegisters queries;

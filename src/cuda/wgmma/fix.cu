@@ -9,7 +9,7 @@ template <int D> struct FixShape {
     static constexpr int STAGES = 4;
     static constexpr int THREADS = 3 * 128;
     static constexpr int FULL_AT = STAGES * Pair<D>::STAGE, ROWS_AT = FULL_AT + STAGES * 16;
-    static constexpr int SHARED = ROWS_AT + APA_CUDA_UNIT * 8 + 1024;
+    static constexpr int SHARED = ROWS_AT + APA_CUDA_UNIT * ROW_ENTRY + 1024;
 };
 
 #ifdef APA_CUDA_BULK
@@ -93,7 +93,7 @@ static __global__ void __launch_bounds__(FixShape<D>::THREADS, 1)
 #pragma unroll
     for (int h = 0; h < 2; h++)
         q_unit[h] = job.q_scale[unit.local * APA_CUDA_UNIT + warp * 16 + h * 8 + (lane >> 2)];
-    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * 8, {0, 0}, {0, 0}, 0};
+    WarpPlace my = {job, unit, warp * 16, base + S::ROWS_AT + warp * 16 * ROW_ENTRY, {0, 0}, {0, 0}, 0};
     see_rows(my, true);
     fix_all<D, BIAS>(rows, queries, q_unit, ring, my);
     store_cold<D>(rows, job, first_row);

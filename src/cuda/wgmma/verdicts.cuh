@@ -163,8 +163,8 @@ __device__ __forceinline__ int rows_that_see(uint32_t row_table, int tile)
 {
     int n = 0;
     for (int r = 0; r < 16; r++) {
-        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
-                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        const int first = static_cast<int>(load_shared_4(row_table + r * ROW_ENTRY)),
+                  end = static_cast<int>(load_shared_4(row_table + r * ROW_ENTRY + 4));
         n += first < min(end, (tile + 1) * APA_CUDA_TILE) && end > tile * APA_CUDA_TILE;
     }
     return n;
@@ -281,8 +281,8 @@ __device__ __forceinline__ void report(const apa_cuda_job &job, const apa_cuda_s
         add_count(job.counts + APA_CUDA_CANDIDATES, candidates);
     }
     for (int r = 0; job.verdicts != nullptr && r < GROUPS * WARPGROUP_ROWS; r++) {
-        const int first = static_cast<int>(load_shared_4(row_table + r * 8)),
-                  end = static_cast<int>(load_shared_4(row_table + r * 8 + 4));
+        const int first = static_cast<int>(load_shared_4(row_table + r * ROW_ENTRY)),
+                  end = static_cast<int>(load_shared_4(row_table + r * ROW_ENTRY + 4));
         if (first >= end)
             continue;
         const Row row = row_of(job, unit_of_row(job, place, place.row + r), (place.row + r) % APA_CUDA_UNIT);
