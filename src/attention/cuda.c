@@ -62,9 +62,9 @@ static apa_status check_kept(apa_context *context, const apa_cuda_options *optio
 {
     const apa_call *call = &to->whole;
     const int64_t room = options->prepared_room, keys = options->prepared_keys;
-    if (options->copy_bytes > 0 && (!to->named || to->family != &apa_cuda_warp_family || room > 0))
+    if (options->copy_bytes > 0 && room > 0)
         return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
-                        "copy_bytes: with prepared_room or another family, expected family warp and nothing kept");
+                        "copy_bytes: with prepared_room, expected one of the two: what is kept is whole");
     if (room == 0 && keys == 0 && options->prepared_mean == 0)
         return APA_STATUS_OK;
     if (!to->named)
@@ -142,7 +142,7 @@ static apa_status measure(apa_context *context, bool need_data, device_call *to)
         if (status == APA_STATUS_OK && to->kept.room > 0)
             status = family->kept_bytes(context, &call, to->kept.room, &to->kept_bytes);
         if (status == APA_STATUS_OK)
-            status = apa_cuda_check_copy(context, &call, to->kept.copy_bytes);
+            status = family->check_copy(context, &call, to->kept.copy_bytes);
         if (status != APA_STATUS_OK)
             break;
         const size_t bytes = apa_cuda_flat_bytes(&call) + family->device_bytes(&call, &to->target, &to->kept);

@@ -279,4 +279,4 @@ const apa_engine apa_cuda_warp_engine = {
 };
 
 const apa_cuda_family apa_cuda_warp_family = {&apa_cuda_warp_engine, apa_cuda_device_bytes, apa_cuda_kept_bytes,
-                                              apa_cuda_enqueue};
+                                              apa_cuda_check_copy, apa_cuda_enqueue};

@@ -14,7 +14,8 @@ typedef struct apa_cuda_kept {
     void *memory;
     int64_t room, keys; /* of a sequence; room 0: nothing is kept, and the workspace holds what is prepared */
     bool mean;          /* the mean lies there already */
-    size_t copy_bytes; /* most that prepared tiles may take in the workspace, where nothing is kept; 0: what it takes */
+    size_t
+        copy_bytes; /* most that prepared tiles may take in the workspace, where nothing is kept; 0: what they take */
 } apa_cuda_kept;
 
 size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);
@@ -47,12 +48,13 @@ apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const ap
 
 struct apa_cuda_job;
 
-/* A family's own workspace and work on the stream, as apa_cuda_device_bytes(), apa_cuda_kept_bytes() and
- * apa_cuda_enqueue(). */
+/* A family's own workspace and work on the stream, as apa_cuda_device_bytes(), apa_cuda_kept_bytes(),
+ * apa_cuda_check_copy() and apa_cuda_enqueue(). */
 typedef struct apa_cuda_family {
     const struct apa_engine *engine;
     size_t (*device_bytes)(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);
     apa_status (*kept_bytes)(apa_context *context, const apa_call *call, int64_t room, size_t *bytes);
+    apa_status (*check_copy)(apa_context *context, const apa_call *call, size_t copy_bytes);
     apa_status (*enqueue)(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                           const apa_cuda_place *place);
 } apa_cuda_family;
@@ -84,6 +86,7 @@ apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const 
 /* The hopper family (wgmma/host.c). */
 size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);
 apa_status apa_wgmma_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes);
+apa_status apa_wgmma_check_copy(apa_context *context, const apa_call *call, size_t copy_bytes);
 apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
                              const apa_cuda_place *place);
 

@@ -433,6 +433,56 @@ static void test_bounded(void **state)
     assert_int_equal(at.preps, batches * 2 * 8);
 }
 
+/* Hopper bounds the copy by KV heads: parts of the call one after the other, cut as the whole is. */
+static void check_heads(const shape *s, int64_t most, int64_t parts, const int64_t *heads)
+{
+    const apa_problem p = problem_of(s);
+    const apa_recipe recipe = recipe_of("apa", NULL, NULL);
+    const int64_t a_head = (s->Skv + 127) / 128 * (s->D == 64 ? 16384 + 8192 + 64 : 2 * 16384 + 64 + 4096);
+    apa_cuda_options options;
+    apa_cuda_options_init(&options);
+    const apa_cuda_plan whole = run_call(&h200, &p, &recipe, &options, "cuda:wgmma");
+    const apa_cuda_job all = at.job[0];
+    assert_int_equal(plan_sequences(false), 1);
+    options.copy_bytes = (size_t)((most + 1) * a_head - 1);
+    const apa_cuda_plan bounded = run_call(&h200, &p, &recipe, &options, "cuda:wgmma");
+    assert_true(whole.workspace_bytes - bounded.workspace_bytes >= (size_t)((s->B * s->Hkv - most) * a_head));
+    assert_int_equal(plan_sequences(false), parts);
+    int64_t before = 0;
+    for (int64_t i = 0; i < parts; i++) {
+        const apa_cuda_job *job = &at.job[i];
+        const int64_t b = before / s->Hkv, h = before % s->Hkv, G = s->Hq / s->Hkv;
+        assert_int_equal((int64_t)job->B * job->Hkv, heads[i]);
+        assert_int_equal(job->Hq, job->Hkv * G);
+        assert_true(job->splits == all.splits && job->hot_splits == all.hot_splits && job->slots == all.slots &&
+                    job->wide == all.wide);
+        assert_true((const char *)job->k.data - (const char *)all.k.data ==
+                    2 * (b * all.k.stride[0] + h * all.k.stride[1]));
+        assert_true((const char *)job->out.data - (const char *)all.out.data ==
+                    (int64_t)apa_dtype_bytes((apa_dtype)all.out.dtype) *
+                        (b * all.out.stride[0] + h * G * all.out.stride[1]));
+        before += heads[i];
+    }
+    assert_int_equal(before, s->B * s->Hkv);
+    options.copy_bytes = (size_t)(s->B * s->Hkv * a_head);
+    assert_true(run_call(&h200, &p, &recipe, &options, "cuda:wgmma").workspace_bytes == whole.workspace_bytes);
+    assert_int_equal(plan_sequences(false), 1);
+    options.copy_bytes = (size_t)(a_head - 1);
+    refuse(&p, &recipe, &options, APA_STATUS_INVALID_ARGUMENT, "copy_bytes:");
+}
+
+static void test_bounded_by_heads(void **state)
+{
+    (void)state;
+    const shape full = {1, 24, 8, 2048, 122880, 128, 0, -1}, wide = {1, 32, 32, 16384, 16384, 64, 1, -1},
+                few = {3, 6, 2, 300, 1500, 128, 1, -1};
+    check_heads(&full, 3, 3, (const int64_t[]){3, 3, 2});
+    check_heads(&full, 7, 2, (const int64_t[]){4, 4});
+    check_heads(&wide, 9, 4, (const int64_t[]){8, 8, 8, 8});
+    check_heads(&few, 1, 6, (const int64_t[]){1, 1, 1, 1, 1, 1}); /* its keys are split among blocks */
+    check_heads(&few, 5, 2, (const int64_t[]){4, 2});             /* whole sequences */
+}
+
 static void test_bounded_refusals(void **state)
 {
     (void)state;
@@ -471,9 +521,16 @@ static void test_bounded_refusals(void **state)
 int apa_test_calls(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),        cmocka_unit_test(test_formats), cmocka_unit_test(test_ragged),
-        cmocka_unit_test(test_ragged_refusals), cmocka_unit_test(test_paged),   cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_kept_refusals),   cmocka_unit_test(test_bounded), cmocka_unit_test(test_bounded_refusals),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_ragged_refusals),
+        cmocka_unit_test(test_paged),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_kept_refusals),
+        cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_bounded_by_heads),
+        cmocka_unit_test(test_bounded_refusals),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

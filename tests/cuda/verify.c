@@ -801,7 +801,7 @@ int main(int argc, char **argv)
     check_graph(context, "apa");
     failures += apa_verify_device(context, engine);
     failures += apa_verify_kept(context, engine);
-    failures += strcmp(engine, "cuda:wgmma") == 0 ? 0 : apa_verify_windowed(context, quick);
+    failures += apa_verify_windowed(context, engine, quick);
     for (size_t i = 0; i < sizeof small_cases / sizeof small_cases[0]; i++)
         run_case(context, &small_cases[i]);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0] && !quick; i++)

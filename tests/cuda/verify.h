@@ -23,8 +23,8 @@ int apa_verify_device(apa_context *context, const char *engine);
 /* The same of keys that stay prepared between calls, against calls that prepare all. */
 int apa_verify_kept(apa_context *context, const char *engine);
 
-/* Copies that are bounded, against calls that hold all tiles; cuda:warp; quick: of few rows. */
-int apa_verify_windowed(apa_context *context, int quick);
+/* Copies that are bounded, against calls that hold all tiles; quick: of few rows. */
+int apa_verify_windowed(apa_context *context, const char *engine, int quick);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 #include "cuda/wgmma/accept.h"
 #include "cuda/wgmma/launch.h"
 #include "cuda/wgmma/maps.h"
+#include "cuda/wgmma/parts.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -102,6 +103,21 @@ static void cut(const apa_call *call, const apa_cuda_target *target, apa_cuda_jo
     const int64_t slot_bytes = groups_of_slot(job) * ceil_div(job->tiles, 2) * (32 * 4 + 8);
     if (job->splits == 1 && job->tiles <= apa_wgmma_most_tiles_of_both() && slots * slot_bytes <= SLOT_BYTES)
         job->slots = (int32_t)slots;
+}
+
+/* The job of some of the call's heads, cut as the whole call's is. */
+static void narrow(const apa_call *part, apa_cuda_job *job)
+{
+    apa_cuda_job own;
+    apa_cuda_describe(part, &own);
+    job->q = own.q;
+    job->k = own.k;
+    job->v = own.v;
+    job->out = own.out;
+    job->lse = own.lse;
+    job->B = own.B;
+    job->Hq = own.Hq;
+    job->Hkv = own.Hkv;
 }
 
 /* Prepared keys: all of them; what calls can leave to later ones. */
@@ -206,16 +222,18 @@ static int64_t batch_length(const apa_cuda_job *job, int64_t batch)
     return end - job->unit_first < batch ? end - job->unit_first : batch;
 }
 
-/* Fills in the job; returns the units of a batch. */
-static int64_t make_job(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept,
-                        apa_cuda_arena *at, apa_cuda_job *job)
+/* Fills in the job of a part of `whole`, which is cut as that is, so that its bits are those of the whole; returns the
+ * units of a batch. */
+static int64_t make_job(const apa_call *call, const apa_call *whole, const apa_cuda_target *target,
+                        const apa_cuda_kept *kept, apa_cuda_arena *at, apa_cuda_job *job)
 {
     const bool all_hot = all_exact_of(call, kept);
     apa_cuda_arena own = {kept->memory, 0};
-    apa_cuda_describe(call, job);
+    apa_cuda_describe(whole, job);
     apa_cuda_keep(kept, 2, job);
+    cut(whole, target, job);
+    narrow(call, job);
     job->early_prefix = all_hot ? 0 : (int32_t)early_positions(job) * (job->packing_rows ? job->G : 1);
-    cut(call, target, job);
     if (all_hot)
         job->slots = 0;
     const int64_t batch = batch_units(job, all_hot);
@@ -231,15 +249,47 @@ static bool is_empty(const apa_call *call)
     return call->B == 0 || call->Sq == 0 || call->Skv == 0;
 }
 
+/* Bytes of a KV head's prepared tiles, with the biases of their keys. */
+static int64_t copy_of_head(const apa_call *call)
+{
+    const int64_t biases = call->recipe.smooth_q == APA_TOGGLE_ON ? PAIR_BIAS_BYTES : 0;
+    return ceil_div(apa_call_tiles(call), 2) * (apa_wgmma_pair_bytes(call->D) + biases);
+}
+
+/* Where options.copy_bytes bounds the prepared tiles, KV heads are worked on some at a time. */
+static apa_wgmma_parts parts_of(const apa_call *call, const apa_cuda_kept *kept)
+{
+    const int64_t heads = call->B * call->Hkv;
+    if (kept->copy_bytes == 0 || kept->room > 0 || all_exact(call))
+        return apa_wgmma_cut_heads(call, heads);
+    const size_t fit = kept->copy_bytes / (size_t)copy_of_head(call);
+    return apa_wgmma_cut_heads(call, fit < (size_t)heads ? (int64_t)fit : heads);
+}
+
+apa_status apa_wgmma_check_copy(apa_context *context, const apa_call *call, size_t copy_bytes)
+{
+    if (copy_bytes == 0 || is_empty(call) || all_exact(call) || copy_bytes >= (size_t)copy_of_head(call))
+        return APA_STATUS_OK;
+    return apa_fail(context, APA_STATUS_INVALID_ARGUMENT, "copy_bytes: %zu, expected 0 or at least %lld", copy_bytes,
+                    (long long)copy_of_head(call));
+}
+
 size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept)
 {
     const apa_cuda_kept nothing = {0};
-    apa_cuda_arena at = {NULL, 0};
-    apa_cuda_job job;
+    size_t most = 0;
     if (is_empty(call))
         return apa_cuda_device_bytes(call, target, &nothing);
-    make_job(call, target, kept, &at, &job);
-    return at.used;
+    const apa_wgmma_parts parts = parts_of(call, kept);
+    for (int64_t i = 0; i < parts.count; i++) { /* they follow each other in the same memory */
+        int64_t rows_before;
+        const apa_call part = apa_wgmma_part(call, &parts, i, &rows_before);
+        apa_cuda_arena at = {NULL, 0};
+        apa_cuda_job job;
+        make_job(&part, call, target, kept, &at, &job);
+        most = at.used > most ? at.used : most;
+    }
+    return most;
 }
 
 apa_status apa_wgmma_kept_bytes(apa_context *context, const apa_call *call, int64_t room, size_t *bytes)
@@ -341,32 +391,50 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
     return error;
 }
 
-apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
-                             const apa_cuda_place *place)
+static apa_status check_alignment(apa_context *context, const apa_call *call)
 {
-    const bool all_hot = all_exact_of(call, &place->kept);
-    apa_cuda_arena at = {place->workspace, 0};
-    apa_cuda_job job;
-    if (is_empty(call)) {
-        apa_cuda_place plain = *place;
-        plain.kept = (apa_cuda_kept){0};
-        return apa_cuda_enqueue(context, call, target, &plain);
-    }
     apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
     if (status == APA_STATUS_OK)
         status = apa_cuda_check_aligned(context, "k", &call->k);
-    if (status == APA_STATUS_OK)
-        status = apa_cuda_check_aligned(context, "v", &call->v);
-    if (status != APA_STATUS_OK)
-        return status;
-    const int64_t batch = make_job(call, target, &place->kept, &at, &job);
+    return status == APA_STATUS_OK ? apa_cuda_check_aligned(context, "v", &call->v) : status;
+}
+
+/* A part of the call, whose results were cleared. Returns 0 or a cudaError_t. */
+static int enqueue_part(const apa_call *part, const apa_call *call, const apa_cuda_target *target,
+                        const apa_cuda_place *place)
+{
+    const bool all_hot = all_exact_of(part, &place->kept);
+    apa_cuda_arena at = {place->workspace, 0};
+    apa_cuda_job job;
+    const int64_t batch = make_job(part, call, target, &place->kept, &at, &job);
     job.counts = (unsigned long long *)place->counts;
     job.verdicts = place->verdicts;
+    const int error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
+    return error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL)
+               ? apa_cuda_launch_all_hot(&job, place->stream)
+               : error;
+}
+
+apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const apa_cuda_target *target,
+                             const apa_cuda_place *place)
+{
+    apa_cuda_place at = *place;
+    if (is_empty(call)) {
+        at.kept = (apa_cuda_kept){0};
+        return apa_cuda_enqueue(context, call, target, &at);
+    }
+    const apa_status status = check_alignment(context, call);
+    if (status != APA_STATUS_OK)
+        return status;
+    const apa_wgmma_parts parts = parts_of(call, &place->kept);
     int error = apa_cuda_clear_results(call, place);
-    if (error == 0)
-        error = all_hot ? run_exact(&job, batch, place) : run_adaptive(&job, batch, place);
-    if (error == 0 && all_hot && (place->counts != NULL || place->verdicts != NULL))
-        error = apa_cuda_launch_all_hot(&job, place->stream);
+    for (int64_t i = 0; error == 0 && i < parts.count; i++) {
+        int64_t rows_before;
+        const apa_call part = apa_wgmma_part(call, &parts, i, &rows_before);
+        at.verdicts = place->verdicts == NULL ? NULL : place->verdicts + rows_before * apa_call_tiles(call);
+        error = enqueue_part(&part, call, target, &at);
+        at.prep_done = NULL; /* the first part's stands for all */
+    }
     if (error != 0)
         return apa_fail(context, APA_STATUS_INTERNAL, "cuda: %s", cudaGetErrorString((cudaError_t)error));
     return APA_STATUS_OK;
@@ -394,4 +462,4 @@ const apa_engine apa_cuda_wgmma_engine = {
 };
 
 const apa_cuda_family apa_cuda_wgmma_family = {&apa_cuda_wgmma_engine, apa_wgmma_device_bytes, apa_wgmma_kept_bytes,
-                                               apa_wgmma_enqueue};
+                                               apa_wgmma_check_copy, apa_wgmma_enqueue};
