@@ -82,7 +82,10 @@ class Library:
         that it has room for, keys that are there)."""
         recipe = ctypes.create_string_buffer(8192)
         self.check(self.lib.apa_recipe_init(recipe, method.encode()))
+        copy_bytes = sum(int(value) for name, value in settings if name == "copy_bytes")  # an option of the call, no knob
         for name, value in settings:
+            if name == "copy_bytes":
+                continue
             self.check(self.lib.apa_recipe_set(recipe, name.encode(), value.encode(), None, ctypes.c_size_t(0)))
         problem, options, plan = Problem(), Options(), Plan()
         self.lib.apa_problem_init(ctypes.byref(problem))
@@ -96,6 +99,7 @@ class Library:
         self.lib.apa_cuda_plan_init(ctypes.byref(plan))
         assert options.size == ctypes.sizeof(Options) and problem.size == ctypes.sizeof(Problem), "another version of libapa"
         options.family = family.encode()
+        options.copy_bytes = copy_bytes
         if kept:
             options.prepared_room, options.prepared_keys = kept[1:]
             if kept[0] is not None:
@@ -216,7 +220,7 @@ def main():
     parser.add_argument("--shapes", default="long,causal")
     parser.add_argument("--kinds", default="topics,sink-tail,randn")
     parser.add_argument("--methods", default="flash,cudnn,exact,apa,cold",
-                        help="peers, and presets with settings and a kernel family: apa:cold_format=e4m3:eps=0.01, exact@warp, apa:eps=0.01@wgmma")
+                        help="peers, and presets with settings and a kernel family: apa:cold_format=e4m3:eps=0.01, exact@warp, apa:eps=0.01@wgmma, apa:copy_bytes=100000000")
     parser.add_argument("--family", default="auto", help="kernel family of the methods that name none; several: each method by each (warp,wgmma)")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.15)
