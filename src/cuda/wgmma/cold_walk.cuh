@@ -13,7 +13,8 @@
  * Sums of E4M3 products keep about 13 bits, so they are taken over one pair. Verdicts fall on a guess as
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
  * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong is set right when λ is
- * complete (fix_pair.cuh). Rows of a verdict are the 16 of a warp: a warp leaves out what it holds back.
+ * complete (fix_pair.cuh). Rows of a verdict are the 16 of a warp: a warp leaves out what it holds back. All of that is
+ * found out behind one branch that few pairs take: a step is one chain of instructions, and each costs time.
  *
  * Where candidates are written down is the caller's: an object with write(), called by all lanes of a warp. */
 #ifndef APA_CUDA_WGMMA_COLD_WALK_CUH
@@ -182,61 +183,65 @@ __device__ __forceinline__ int mass_h()
     return threadIdx.x >> 1 & 1;
 }
 
-/* What was taken in of a pair: by a lane, but for `held`. */
+/* What a lane saw of a pair that was taken in. */
 struct Taken {
-    float sum;         /* as P·V has it, of mass_tile() and mass_h() */
     bool above, apart; /* a tile's share so far is above ε; the tiles are too far from each other */
-    bool held;         /* by the warp: not added */
 };
 
-/* P·V of pair number i of the walk is there: masses, verdict, sums. One that is held back is added with a weight of 0.
- * Whether the pair is to be written down, note_of() finds out. */
+/* P·V of a pair is there: masses and sums. Nothing waits for what the warp's lanes say together: a pair that is held
+ * back is added, too, and taken out again (note_of()). */
 template <int D>
 __device__ __forceinline__ Taken take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
-                                         const WarpPlace &my, int i)
+                                         float eps)
 {
-    const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
-    const float eps = __uint_as_float(load_shared_4(eps_place()));
-    const float to_hold = eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
-    Taken taken = {0.0f, false, false, false};
-    float both[2], weight[2];
-    bool hold = false;
-    const float of_first = mass_h() == 0 ? acc[D / 8][0] : acc[D / 8][2],
-                of_second = mass_h() == 0 ? acc[D / 8][1] : acc[D / 8][3];
-    taken.sum = mass_tile() == 0 ? of_first : of_second;
+    Taken taken = {false, false};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
         const float most = fmaxf(first, second);
-        both[h] = first + second;
-        rows.lambda[h] += both[h];
+        rows.lambda[h] += first + second;
         taken.above = taken.above || most > eps * rows.lambda[h];
         taken.apart = taken.apart || fminf(first, second) * pair.apart < most;
-        hold = hold || most > to_hold * rows.lambda[h];
     }
-    taken.held = __any_sync(0xffffffffu, hold || taken.apart) != 0;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.held[h] += taken.held ? both[h] : 0.0f;
-        weight[h] = taken.held ? 0.0f : pair.weight[h];
-    }
-    add_pair<D>(rows, acc, weight, pair.v_scale);
+    add_pair<D>(rows, acc, pair.weight, pair.v_scale);
     return taken;
 }
 
 /* What is to be written down of a pair. */
 struct Note {
-    float mass;             /* log2 */
-    bool some, held, apart; /* apart: held because its tiles are too far from each other */
+    float mass;       /* log2, of mass_tile() and mass_h() */
+    bool held, apart; /* apart: held because its tiles are too far from each other */
 };
 
-__device__ __forceinline__ Note note_of(const Taken &taken, const PairAhead &pair)
+/* Pair number i of the walk, which some lane saw something of, was taken in: its masses, and whether it is held back.
+ * Then it goes out of the sums again, but for λ. What its addition rounded away stays away: 2^-24 of the pair's own
+ * sums, which come back with the hot tile or by a correction. */
+template <int D>
+__device__ __forceinline__ Note note_of(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
+                                        const Taken &taken, float eps, const WarpPlace &my, int i)
 {
-    Note note = {0.0f, __any_sync(0xffffffffu, taken.above || taken.apart) != 0, taken.held, false};
-    if (__builtin_expect(note.some, 0)) {
-        const float frame = mass_h() == 0 ? pair.top[0] : pair.top[1];
-        note.apart = __any_sync(0xffffffffu, taken.apart) != 0;
-        note.mass = taken.sum > 0.0f ? frame + log2_fast(taken.sum) - LOG2_P_RANGE : -CUDART_INF_F;
+    const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
+    const float to_hold = eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
+    const float of_first = mass_h() == 0 ? acc[D / 8][0] : acc[D / 8][2],
+                of_second = mass_h() == 0 ? acc[D / 8][1] : acc[D / 8][3],
+                sum = mass_tile() == 0 ? of_first : of_second, frame = mass_h() == 0 ? pair.top[0] : pair.top[1];
+    bool hold = false;
+    float both[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
+        both[h] = first + second;
+        hold = hold || fmaxf(first, second) > to_hold * rows.lambda[h];
+    }
+    Note note;
+    note.mass = sum > 0.0f ? frame + log2_fast(sum) - LOG2_P_RANGE : -CUDART_INF_F;
+    note.apart = __any_sync(0xffffffffu, taken.apart) != 0;
+    note.held = __any_sync(0xffffffffu, hold) != 0 || note.apart;
+    if (note.held) {
+        const float weight[2] = {-pair.weight[0], -pair.weight[1]};
+        rows.held[0] += both[0];
+        rows.held[1] += both[1];
+        add_pair<D>(rows, acc, weight, pair.v_scale);
     }
     return note;
 }
@@ -317,12 +322,14 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         const bool partial = is_partial(my, meta, number);
         products_wait<1>();
         pin(pair.acc);
-        const Taken taken = take_in<D>(rows, pair.acc, next, my, i);
+        const float eps = __uint_as_float(load_shared_4(eps_place()));
+        const Taken taken = take_in<D>(rows, pair.acc, next, eps);
         /* This branch stands between both waits: the assembler would take P·V in behind the second one else, and not
          * beside the scores' products (1.5 % slower, and without turns 3). */
-        const Note note = note_of(taken, next);
-        if (__builtin_expect(note.some, 0))
+        if (__builtin_expect(__any_sync(0xffffffffu, taken.above || taken.apart) != 0, 0)) {
+            const Note note = note_of<D>(rows, pair.acc, next, taken, eps, my, i);
             candidates.write(note, my, pair_at(my.pairs, i));
+        }
         products_wait<0>();
         pin(pair.s);
         __syncwarp();
