@@ -3,9 +3,10 @@
  * A block takes rows in line: two warpgroups of 64 rows (or three, both_passes.cu), and one thread that keeps a ring of
  * pairs full. Queries stay in registers, or with three warpgroups in shared memory.
  *
- *     step i of a warpgroup    issue P(i)·V(i) and S(i+1) = Q·Kᵀ; frames of pair i
+ *     step i of a warpgroup    codes of P(i), half of them, issue their part of P(i)·V(i); the other half
+ *                              issue S(i+1) = Q·Kᵀ; weights of pair i
  *                              wait for P·V: masses, verdicts, o += weight·P·V in FP32, while S(i+1) goes on
- *                              wait for S(i+1): frames and codes of P(i+1), while the other warpgroup multiplies
+ *                              wait for S(i+1): frames of P(i+1), while the other warpgroup multiplies
  *
  * Warpgroups issue as they come, and fall into step by themselves. Rare code works from shared memory, so that it takes
  * no registers from the loop.
@@ -253,9 +254,9 @@ __device__ __forceinline__ bool is_partial(const WarpPlace &my, const PairMeta &
            meta.poisoned != 0;
 }
 
-/* Scores → codes and frames. */
-__device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
-                                            const PairMeta &meta, bool partial, const WarpPlace &my, int number)
+/* The frames of a pair's scores. */
+__device__ __forceinline__ CodeUnits frame_step(uint32_t (&s)[32], PairAhead &pair, const float (&q_unit)[2],
+                                                const PairMeta &meta, bool partial, const WarpPlace &my, int number)
 {
     const float unit[2] = {q_unit[0] * meta.k_scale, q_unit[1] * meta.k_scale};
     /* Where rows see a part of a tile, sums say nothing of how far its keys are. */
@@ -265,12 +266,12 @@ __device__ __forceinline__ void soften_step(uint32_t (&s)[32], PairAhead &pair, 
         load_rows(seen, my.row_table);
         mask_pair(s, seen, number * PAIR_KEYS, meta.poisoned);
     }
-    soften_pair(s, unit, meta.phase, pair.top);
+    return frame_pair(s, unit, meta.phase, pair.top);
 }
 
-/* Scores of the first pair of the walk → codes. */
+/* Scores of the first pair of the walk, and their frames. */
 template <int D, bool BIAS, typename Queries>
-__device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, const Queries &queries,
+__device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, CodeUnits &codes, const Queries &queries,
                                           const float (&q_unit)[2], uint32_t stage, const WarpPlace &my)
 {
     const int number = pair_at(my.pairs, 0);
@@ -279,7 +280,7 @@ __device__ __forceinline__ PairMeta begin(PairState<D> &pair, PairAhead &next, c
     const PairMeta meta = load_meta(stage + Pair<D>::META_AT);
     products_wait<0>();
     pin(pair.s);
-    soften_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
+    codes = frame_step(pair.s, next, q_unit, meta, is_partial(my, meta, number), my, number);
     return meta;
 }
 
@@ -293,21 +294,19 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
     Cursor<D, Shape> here(shared), ahead(shared);
     PairState<D> pair;
     PairAhead next;
+    CodeUnits codes;
     barrier_wait(here.full, here.phase);
-    PairMeta meta = begin<D, BIAS>(pair, next, queries, q_unit, here.stage, my);
+    PairMeta meta = begin<D, BIAS>(pair, next, codes, queries, q_unit, here.stage, my);
     if (n > 1)
         ahead.advance();
     bool ready = false;
     for (int i = 0; i < n; i++) { /* the last step multiplies its own keys once more, for nothing */
         next.v_scale = meta.v_scale;
-        pack_pair(pair.s, pair.p);
+        code_and_issue_values<D>(pair, codes, here.stage);
         if (!ready)
             barrier_wait(ahead.full, ahead.phase);
         pin(pair.s);
-        pin(pair.p);
-        pin(pair.acc);
         products_fence();
-        issue_pair_values<D>(pair.acc, pair.p, here.stage);
         issue_pair_scores<D, BIAS>(pair.s, queries, ahead.stage);
         meta = load_meta(ahead.stage + Pair<D>::META_AT);
         meet_frames<D>(rows, next.top);
@@ -335,7 +334,7 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
             barrier_arrive(release);
-        soften_step(pair.s, next, q_unit, meta, partial, my, number);
+        codes = frame_step(pair.s, next, q_unit, meta, partial, my, number);
         ready = barrier_test(ahead.full, ahead.phase);
     }
 }

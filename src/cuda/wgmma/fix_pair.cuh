@@ -89,13 +89,14 @@ __device__ __forceinline__ apa_wgmma_fix next_fix(const FixRing<D> &ring, int &a
 struct FixStep {
     float top[2], v_scale, sign;
     bool changes[2];
+    CodeUnits codes;
 };
 
-/* Scores → codes and frames. What is taken out was added in the frame of the pair; what is added has a frame of its
+/* The frames of a pair's scores. What is taken out was added in the frame of the pair; what is added has a frame of its
  * own, two tiles a common one. */
 template <int D>
-__device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const apa_wgmma_fix &entry, const float (&q_unit)[2],
-                                              uint32_t stage, const WarpPlace &my)
+__device__ __forceinline__ FixStep frame_fix(PairState<D> &pair, const apa_wgmma_fix &entry, const float (&q_unit)[2],
+                                             uint32_t stage, const WarpPlace &my)
 {
     const int number = static_cast<int>(entry.pair);
     const bool take_out = (entry.out >> own_group() & 1) != 0;
@@ -104,7 +105,8 @@ __device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const apa_wgmm
     FixStep step = {{0.0f, 0.0f},
                     meta.v_scale,
                     take_out ? -1.0f : 1.0f,
-                    {(entry.first >> own_group() & 1) != 0, (entry.second >> own_group() & 1) != 0}};
+                    {(entry.first >> own_group() & 1) != 0, (entry.second >> own_group() & 1) != 0},
+                    {}};
     if (is_partial(my, meta, number)) {
         ThreadRows<1> seen;
         load_rows(seen, my.row_table);
@@ -114,13 +116,15 @@ __device__ __forceinline__ FixStep soften_fix(PairState<D> &pair, const apa_wgmm
     for (int n = 0; n < 32; n++)
         if (!take_out && !step.changes[n / 16])
             pair.s[n] = MINUS_INF_2;
-    soften_pair(pair.s, unit, meta.phase, step.top);
+    step.codes = frame_pair(pair.s, unit, meta.phase, step.top);
     return step;
 }
 
-template <int D> __device__ __forceinline__ void pack_fix(PairState<D> &pair, const FixStep &step)
+template <int D> __device__ __forceinline__ void code_fix(PairState<D> &pair, const FixStep &step)
 {
-    pack_pair(pair.s, pair.p);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        code_step(pair.p[k], pair.s, step.codes, k);
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
@@ -157,11 +161,11 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const Queries &querie
         issue_pair_scores<D, BIAS>(pair.s, queries, ring.stage(at));
         products_wait<0>();
         pin(pair.s);
-        FixStep step = soften_fix(pair, entry, q_unit, ring.stage(at), my);
+        FixStep step = frame_fix(pair, entry, q_unit, ring.stage(at), my);
         for (;;) {
             int ahead = at + 1;
             const apa_wgmma_fix following = next_fix(ring, ahead, at + ring.stages, my);
-            pack_fix(pair, step);
+            code_fix(pair, step);
             pin(pair.p);
             const int now = at;
             at = ahead;
@@ -180,7 +184,7 @@ __device__ __forceinline__ void fix_all(ColdRows<D> &rows, const Queries &querie
             issue_pair_values<D>(pair.acc, pair.p, ring.stage(now));
             products_wait<1>();
             pin(pair.s);
-            const FixStep after = soften_fix(pair, following, q_unit, ring.stage(ahead), my);
+            const FixStep after = frame_fix(pair, following, q_unit, ring.stage(ahead), my);
             products_wait<0>();
             pin(pair.acc);
             leave_fix(ring, now);

@@ -108,7 +108,7 @@ template <int D> struct ColdRows {
 
 /* A pair at hand. */
 template <int D> struct PairState {
-    uint32_t s[32];          /* scores, then 1024 + codes: [2·block + h] two keys each */
+    uint32_t s[32];          /* scores: [2·block + h] two keys each */
     uint32_t p[4][4];        /* codes as A operands */
     float acc[D / 8 + 1][4]; /* P·V, the last block the row sums: [2h + tile] */
 };
@@ -157,16 +157,6 @@ __device__ __forceinline__ void issue_pair_scores(uint32_t (&s)[32], const Queri
     products_commit();
 }
 
-template <int D>
-__device__ __forceinline__ void issue_pair_values(float (&acc)[D / 8 + 1][4], const uint32_t (&p)[4][4], uint32_t stage)
-{
-    const uint64_t v = k_major(stage + Pair<D>::V);
-#pragma unroll
-    for (int step = 0; step < 4; step++)
-        product_e4m3(acc, p[step], v + step * 2, step != 0);
-    products_commit();
-}
-
 __device__ __forceinline__ uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t r;
@@ -212,11 +202,17 @@ __device__ __forceinline__ uint32_t top_of(const uint32_t (&s)[32], int h)
     return max_16_2<false>(max_16_2<false>(top[0], top[1]), max_16_2<false>(top[2], top[3]));
 }
 
-/* Scores → 1024 + codes, and the frames they are against: the largest score of a row rounded to an integer and the
- * pair's phase, so that a code is at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it
- * (prep.cu). top[h]: the frame of a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes
- * them no numbers, which lose against 1024). */
-__device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&unit)[2], float phase, float (&top)[2])
+/* What makes codes of scores: 1024 + code = score·unit + offset, numbers of a row in both halves. */
+struct CodeUnits {
+    uint32_t unit[2], offset[2];
+};
+
+/* The frames of a pair's rows: the largest score of a row rounded to an integer and the pair's phase, so that a code is
+ * at most 124. unit[h]: what a score has to be multiplied by for 8·log2, FP16 holds it (prep.cu). top[h]: the frame of
+ * a row, -inf where it sees nothing (all codes are 0 then: an infinite offset makes them no numbers, which lose against
+ * 1024). */
+__device__ __forceinline__ CodeUnits frame_pair(const uint32_t (&s)[32], const float (&unit)[2], float phase,
+                                                float (&top)[2])
 {
     const uint32_t first = top_of(s, 0), second = top_of(s, 1);
     uint32_t both = max_16_2<false>(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
@@ -224,27 +220,60 @@ __device__ __forceinline__ void soften_pair(uint32_t (&s)[32], const float (&uni
     both = max_16_2<false>(both, __shfl_xor_sync(0xffffffffu, both, 2));
     top[0] = fmaf(low_half(both), unit[0] * (1.0f / CODES_PER_OCTAVE), -phase);
     top[1] = fmaf(high_half(both), unit[1] * (1.0f / CODES_PER_OCTAVE), -phase);
+    CodeUnits codes;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         top[h] = (top[h] + ROUNDER) - ROUNDER + phase;
         const float offset = fmaf(-CODES_PER_OCTAVE, top[h], 1024.0f + 120.0f);
-        const uint32_t offset_2 = pack_16<false>(offset, offset), unit_2 = pack_16<false>(unit[h], unit[h]);
-#pragma unroll
-        for (int n = 0; n < 16; n++)
-            s[2 * n + h] = max_16_2<false>(fma_2(s[2 * n + h], unit_2, offset_2), 0x64006400u); /* 1024 */
+        codes.offset[h] = pack_16<false>(offset, offset);
+        codes.unit[h] = pack_16<false>(unit[h], unit[h]);
     }
+    return codes;
 }
 
-/* Codes → A operands. */
-__device__ __forceinline__ void pack_pair(const uint32_t (&s)[32], uint32_t (&p)[4][4])
+/* Scores of the 32 keys of a step of P·V → codes as an A operand. */
+__device__ __forceinline__ void code_step(uint32_t (&p)[4], const uint32_t (&s)[32], const CodeUnits &codes, int step)
 {
+    uint32_t code[4][2]; /* 1024 + code: [block][h] two keys each */
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            code[n][h] =
+                max_16_2<false>(fma_2(s[8 * step + 2 * n + h], codes.unit[h], codes.offset[h]), 0x64006400u); /* 1024 */
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] = __byte_perm(code[i / 2 * 2][i % 2], code[i / 2 * 2 + 1][i % 2], 0x6420);
+}
+
+/* P·V of the pair at `stage`. */
+template <int D>
+__device__ __forceinline__ void issue_pair_values(float (&acc)[D / 8 + 1][4], const uint32_t (&p)[4][4], uint32_t stage)
+{
+    const uint64_t v = k_major(stage + Pair<D>::V);
 #pragma unroll
     for (int step = 0; step < 4; step++)
+        product_e4m3(acc, p[step], v + step * 2, step != 0);
+    products_commit();
+}
+
+/* The same of scores, with fences: the first two steps are multiplied while the codes of the others are made. */
+template <int D>
+__device__ __forceinline__ void code_and_issue_values(PairState<D> &pair, const CodeUnits &codes, uint32_t stage)
+{
+    const uint64_t v = k_major(stage + Pair<D>::V);
+    pin(pair.acc);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int n = 4 * step + i / 2 * 2, h = i % 2;
-            p[step][i] = __byte_perm(s[2 * n + h], s[2 * n + 2 + h], 0x6420);
-        }
+    for (int step = 0; step < 4; step++) {
+        code_step(pair.p[step], pair.s, codes, step);
+        pin(pair.p[step]);
+        if (step % 2 == 0)
+            continue;
+        products_fence();
+        product_e4m3(pair.acc, pair.p[step - 1], v + (step - 1) * 2, step != 1);
+        product_e4m3(pair.acc, pair.p[step], v + step * 2, 1);
+    }
+    products_commit();
 }
 
 /* 2^(frame - the row's own); 0 where a row sees nothing. */
