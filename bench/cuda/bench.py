@@ -155,6 +155,20 @@ def make(kind, shape, dtype, seed=1):
     return [x.to(dtype) for x in (q, k, v)]
 
 
+def load(name):
+    """`dump:FILE[:B]`: q, k and v of a QKV dump (data/make_dumps.py), the last queries of a prompt, B times over; and their shape."""
+    path, _, batch = name[len("dump:"):].partition(":")
+    with open(path, "rb") as file:
+        n, keys, Hq, Hkv, D, offset = (int.from_bytes(file.read(4), "little") for _ in range(6))
+        if n + offset != keys:
+            raise SystemExit(f"{path}: queries end at {n + offset} of {keys} keys")
+        rest = torch.frombuffer(bytearray(file.read()), dtype=torch.float16)
+    B = int(batch or 1)
+    parts = rest.split([n * Hq * D, keys * Hkv * D, keys * Hkv * D])
+    tensors = [x.view(-1, H, D).transpose(0, 1)[None].expand(B, -1, -1, -1).contiguous().cuda() for x, H in zip(parts, (Hq, Hkv, Hkv))]
+    return tensors, (B, Hq, Hkv, n, keys, D, True)
+
+
 PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -217,7 +231,7 @@ def once(run):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", required=True)
-    parser.add_argument("--shapes", default="long,causal")
+    parser.add_argument("--shapes", default="long,causal", help=", ".join(SHAPES) + "; or dump:FILE[:B], a QKV dump, B times over")
     parser.add_argument("--kinds", default="topics,sink-tail,randn")
     parser.add_argument("--methods", default="flash,cudnn,exact,apa,cold",
                         help="peers, and presets with settings and a kernel family: apa:cold_format=e4m3:eps=0.01, exact@warp, apa:eps=0.01@wgmma, apa:copy_bytes=100000000")
@@ -230,14 +244,18 @@ def main():
     library, records = Library(arguments.library), []
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     for name in arguments.shapes.split(","):
-        shape = SHAPES[name]
+        real = load(name) if name.startswith("dump:") else None
+        shape = real[1] if real else SHAPES[name]
         B, Hq, Hkv, Sq, Skv, D, causal = shape
-        for kind in arguments.kinds.split(","):
-            q, k, v = make(kind, shape, torch.float16)
+        for kind in ["real"] if real else arguments.kinds.split(","):
+            q, k, v = real[0] if real else make(kind, shape, torch.float16)
             out = torch.full((B, Hq, Sq, D), math.nan, dtype=torch.float16, device="cuda")
             lse = torch.empty(B, Hq, Sq, dtype=torch.float32, device="cuda")
             methods = {}
             for m, text, family in chosen(arguments.methods.split(","), arguments.family.split(",")):
+                if m in PEERS and causal and Sq != Skv:
+                    print(m, "left out: its causal line begins at the first key")
+                    continue
                 if m in PEERS:
                     methods[m] = sdpa(PEERS[m], q, k, v, causal)
                     continue
@@ -267,6 +285,7 @@ def main():
                     times[m].append(once(run))
                 time.sleep(arguments.pause)
             pairs = Sq * Skv - (Sq * (Sq - 1) // 2 if causal else 0)
+            name = name.split("/")[-1]
             to = {peer: statistics.median(times[peer]) if peer in methods else math.nan for peer in PEERS}
             print(f"{name} {kind}: pause {arguments.pause} s, clock after the last block {clock()} MHz", flush=True)
             for m, run in methods.items():

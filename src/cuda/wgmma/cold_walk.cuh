@@ -184,28 +184,22 @@ __device__ __forceinline__ int mass_h()
     return threadIdx.x >> 1 & 1;
 }
 
-/* What a lane saw of a pair that was taken in. */
-struct Taken {
-    bool above, apart; /* a tile's share so far is above ε; the tiles are too far from each other */
-};
-
-/* P·V of a pair is there: masses and sums. Nothing waits for what the warp's lanes say together: a pair that is held
- * back is added, too, and taken out again (note_of()). */
+/* P·V of a pair is there: masses and sums. Returns whether the lane saw a tile whose share so far is above ε. Nothing
+ * waits for what the warp's lanes say together: a pair that is held back is added, too, and taken out again
+ * (note_of()). */
 template <int D>
-__device__ __forceinline__ Taken take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
-                                         float eps)
+__device__ __forceinline__ bool take_in(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
+                                        float eps)
 {
-    Taken taken = {false, false};
+    bool above = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
-        const float most = fmaxf(first, second);
         rows.lambda[h] += first + second;
-        taken.above = taken.above || most > eps * rows.lambda[h];
-        taken.apart = taken.apart || fminf(first, second) * pair.apart < most;
+        above = above || fmaxf(first, second) > eps * rows.lambda[h];
     }
     add_pair<D>(rows, acc, pair.weight, pair.v_scale);
-    return taken;
+    return above;
 }
 
 /* What is to be written down of a pair. */
@@ -214,29 +208,31 @@ struct Note {
     bool held, apart; /* apart: held because its tiles are too far from each other */
 };
 
-/* Pair number i of the walk, which some lane saw something of, was taken in: its masses, and whether it is held back.
- * Then it goes out of the sums again, but for λ. What its addition rounded away stays away: 2^-24 of the pair's own
- * sums, which come back with the hot tile or by a correction. */
+/* Pair number i of the walk, of which some lane saw a tile above ε, was taken in: its masses, and whether it is held
+ * back. Then it goes out of the sums again, but for λ. What its addition rounded away stays away: 2^-24 of the pair's
+ * own sums, which come back with the hot tile or by a correction. */
 template <int D>
 __device__ __forceinline__ Note note_of(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
-                                        const Taken &taken, float eps, const WarpPlace &my, int i)
+                                        float eps, const WarpPlace &my, int i)
 {
     const float pairs = static_cast<float>(my.pairs.end - my.pairs.first) * static_cast<float>(my.job.splits);
     const float to_hold = eps * fmaxf(1.0f, __fdividef(pairs, static_cast<float>(i + 1)));
     const float of_first = mass_h() == 0 ? acc[D / 8][0] : acc[D / 8][2],
                 of_second = mass_h() == 0 ? acc[D / 8][1] : acc[D / 8][3],
                 sum = mass_tile() == 0 ? of_first : of_second, frame = mass_h() == 0 ? pair.top[0] : pair.top[1];
-    bool hold = false;
+    bool hold = false, apart = false;
     float both[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h];
+        const float first = acc[D / 8][2 * h] * pair.weight[h], second = acc[D / 8][2 * h + 1] * pair.weight[h],
+                    most = fmaxf(first, second);
         both[h] = first + second;
-        hold = hold || fmaxf(first, second) > to_hold * rows.lambda[h];
+        hold = hold || most > to_hold * rows.lambda[h];
+        apart = apart || (most > eps * rows.lambda[h] && fminf(first, second) * pair.apart < most);
     }
     Note note;
     note.mass = sum > 0.0f ? frame + log2_fast(sum) - LOG2_P_RANGE : -CUDART_INF_F;
-    note.apart = __any_sync(0xffffffffu, taken.apart) != 0;
+    note.apart = __any_sync(0xffffffffu, apart) != 0;
     note.held = __any_sync(0xffffffffu, hold) != 0 || note.apart;
     if (note.held) {
         const float weight[2] = {-pair.weight[0], -pair.weight[1]};
@@ -322,11 +318,11 @@ __device__ __forceinline__ void walk(ColdRows<D> &rows, const Queries &queries, 
         products_wait<1>();
         pin(pair.acc);
         const float eps = __uint_as_float(load_shared_4(eps_place()));
-        const Taken taken = take_in<D>(rows, pair.acc, next, eps);
+        const bool above = take_in<D>(rows, pair.acc, next, eps);
         /* This branch stands between both waits: the assembler would take P·V in behind the second one else, and not
          * beside the scores' products (1.5 % slower, and without turns 3). */
-        if (__builtin_expect(__any_sync(0xffffffffu, taken.above || taken.apart) != 0, 0)) {
-            const Note note = note_of<D>(rows, pair.acc, next, taken, eps, my, i);
+        if (__builtin_expect(__any_sync(0xffffffffu, above) != 0, 0)) {
+            const Note note = note_of<D>(rows, pair.acc, next, eps, my, i);
             candidates.write(note, my, pair_at(my.pairs, i));
         }
         products_wait<0>();

@@ -18,9 +18,10 @@
  * its logarithm is not: hence the 1.04 = 2^(.455 / 8), P_RANGE / 256). One FP16 fused multiply-add gives 1024 + code,
  * whose unit in the last place is 1: the rounding and the integer in one. No exponential is taken.
  *
- * n is common to a pair in pass 1. A code has 15 octaves, so that a tile far below its neighbour would lose its small
- * probabilities: where the sums of some row are more than APART from each other, pass 1 holds both tiles back, and
- * fix_pair.cuh adds them one by one, each in its own frame. */
+ * n is common to a pair in pass 1. A code has 14.5 octaves, so that a tile far below its neighbour loses its small
+ * probabilities: 64 keys under 2^-14.5, at most .28 % of its neighbour's sum. Where that neighbour is above ε and the
+ * sums of its row are more than APART from each other, pass 1 holds both tiles back, and fix_pair.cuh adds them one by
+ * one, each in its own frame. Elsewhere it is left at that: .28 % of a share under ε. */
 #ifndef APA_CUDA_WGMMA_TILE_E4M3_CUH
 #define APA_CUDA_WGMMA_TILE_E4M3_CUH
 
