@@ -82,7 +82,7 @@ class Library:
         that it has room for, keys that are there)."""
         recipe = ctypes.create_string_buffer(8192)
         self.check(self.lib.apa_recipe_init(recipe, method.encode()))
-        copy_bytes = sum(int(value) for name, value in settings if name == "copy_bytes")  # an option of the call, no knob
+        copy_bytes = int(dict(settings).get("copy_bytes", 0))  # an option of the call, no knob
         for name, value in settings:
             if name == "copy_bytes":
                 continue
@@ -245,6 +245,7 @@ def main():
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     for name in arguments.shapes.split(","):
         real = load(name) if name.startswith("dump:") else None
+        name = name.removeprefix("dump:")
         shape = real[1] if real else SHAPES[name]
         B, Hq, Hkv, Sq, Skv, D, causal = shape
         for kind in ["real"] if real else arguments.kinds.split(","):
@@ -285,7 +286,6 @@ def main():
                     times[m].append(once(run))
                 time.sleep(arguments.pause)
             pairs = Sq * Skv - (Sq * (Sq - 1) // 2 if causal else 0)
-            name = name.split("/")[-1]
             to = {peer: statistics.median(times[peer]) if peer in methods else math.nan for peer in PEERS}
             print(f"{name} {kind}: pause {arguments.pause} s, clock after the last block {clock()} MHz", flush=True)
             for m, run in methods.items():

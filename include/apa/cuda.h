@@ -81,11 +81,11 @@ typedef struct apa_cuda_options {
      * poor mean leaves larger codes. prepared_keys 0 takes a new one, unless this is other than 0. */
     int32_t prepared_mean;
 
-    /* Most bytes of the workspace that prepared keys may take, where they are not kept; 0 (the default): as many as
-     * they are, about half of what K and V take. With less the bits are the same, for a smaller workspace and more
-     * time (docs/cuda.md). Family "warp" prepares them window by window of the keys, several times over: 8-bit cold
-     * tiles and skip=off; refused under two tiles of every KV head. Family "wgmma" works on some KV heads at a time:
-     * refused under one of them. With "auto" the bound is that of the family that runs. */
+    /* Most bytes of the workspace that prepared keys may take; 0 (the default): as many as they are, half to three
+     * quarters of what K and V take. With less the bits are the same, for a smaller workspace and more time
+     * (docs/cuda.md). Refused with prepared_room. Family "warp" prepares them window by window of the keys, several
+     * times over: 8-bit cold tiles and skip=off; refused under two tiles of every KV head. Family "wgmma" works on some
+     * KV heads at a time: refused under one of them. With "auto" the bound is that of the family that runs. */
     size_t copy_bytes;
 } apa_cuda_options;
 

@@ -121,14 +121,6 @@ static apa_status sequence_of(apa_context *context, const device_call *from, int
     return status;
 }
 
-static apa_status check_aligned(apa_context *context, const apa_call *call)
-{
-    apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
-    if (status == APA_STATUS_OK)
-        status = apa_cuda_check_aligned(context, "k", &call->k);
-    return status == APA_STATUS_OK ? apa_cuda_check_aligned(context, "v", &call->v) : status;
-}
-
 /* Every sequence is checked before the first is launched; the workspace is that of the largest. */
 static apa_status measure(apa_context *context, bool need_data, device_call *to)
 {
@@ -138,7 +130,7 @@ static apa_status measure(apa_context *context, bool need_data, device_call *to)
         const apa_cuda_family *family;
         status = sequence_of(context, to, b, &call, &family);
         if (status == APA_STATUS_OK && need_data)
-            status = check_aligned(context, &call);
+            status = apa_cuda_check_aligned(context, &call);
         if (status == APA_STATUS_OK && to->kept.room > 0)
             status = family->kept_bytes(context, &call, to->kept.room, &to->kept_bytes);
         if (status == APA_STATUS_OK)

@@ -363,7 +363,7 @@ int64_t apa_cuda_visible(const apa_call *call)
 
 /* ------------------------------------------------------------------------------- launching */
 
-apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const apa_tensor *x)
+static apa_status check_tensor(apa_context *context, const char *name, const apa_tensor *x)
 {
     if (x->shape[0] * x->shape[1] * x->shape[2] == 0)
         return APA_STATUS_OK;
@@ -375,6 +375,14 @@ apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const 
     return apa_fail(context, APA_STATUS_INVALID_ARGUMENT,
                     "%s: data and rows not aligned to 16 bytes, expected strides that are multiples of 8 elements",
                     name);
+}
+
+apa_status apa_cuda_check_aligned(apa_context *context, const apa_call *call)
+{
+    apa_status status = check_tensor(context, "q", &call->q);
+    if (status == APA_STATUS_OK)
+        status = check_tensor(context, "k", &call->k);
+    return status == APA_STATUS_OK ? check_tensor(context, "v", &call->v) : status;
 }
 
 /* Skipped tiles that mattered after all, and the rows that want them. */
@@ -493,11 +501,7 @@ apa_status apa_cuda_enqueue(apa_context *context, const apa_call *call, const ap
     const bool all_hot = apa_cuda_all_hot(&call->recipe);
     apa_cuda_arena at = {place->workspace, 0};
     apa_cuda_job job;
-    apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
-    if (status == APA_STATUS_OK)
-        status = apa_cuda_check_aligned(context, "k", &call->k);
-    if (status == APA_STATUS_OK)
-        status = apa_cuda_check_aligned(context, "v", &call->v);
+    const apa_status status = apa_cuda_check_aligned(context, call);
     if (status != APA_STATUS_OK)
         return status;
     const int64_t batch = make_job(call, target, &place->kept, &at, &job);

@@ -14,8 +14,7 @@ typedef struct apa_cuda_kept {
     void *memory;
     int64_t room, keys; /* of a sequence; room 0: nothing is kept, and the workspace holds what is prepared */
     bool mean;          /* the mean lies there already */
-    size_t
-        copy_bytes; /* most that prepared tiles may take in the workspace, where nothing is kept; 0: what they take */
+    size_t copy_bytes;  /* most bytes of prepared tiles in the workspace, where nothing is kept; 0: what they take */
 } apa_cuda_kept;
 
 size_t apa_cuda_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);
@@ -80,8 +79,8 @@ int32_t apa_cuda_choose_splits(const struct apa_cuda_job *job, int64_t units, in
 /* Types, dims and features of a call that no kernel family goes beyond. */
 apa_status apa_cuda_check_shape(apa_context *context, const apa_call *call);
 
-/* Is data aligned as the kernels read it? */
-apa_status apa_cuda_check_aligned(apa_context *context, const char *name, const apa_tensor *x);
+/* Are q, k and v aligned as the kernels read them? Errors: INVALID_ARGUMENT, naming one. */
+apa_status apa_cuda_check_aligned(apa_context *context, const apa_call *call);
 
 /* The hopper family (wgmma/host.c). */
 size_t apa_wgmma_device_bytes(const apa_call *call, const apa_cuda_target *target, const apa_cuda_kept *kept);

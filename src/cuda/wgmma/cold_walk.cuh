@@ -13,9 +13,10 @@
  *
  * Sums of E4M3 products keep about 13 bits, so they are taken over one pair. Verdicts fall on a guess as
  * in cuda/warp_mma: a tile whose mass in some row exceeds ε of λ so far is a candidate, written down with its masses,
- * and held back if it would still pass with λ grown at its pace so far; what was guessed wrong is set right when λ is
- * complete (fix_pair.cuh). Rows of a verdict are the 16 of a warp: a warp leaves out what it holds back. All of that is
- * found out behind one branch that few pairs take: a step is one chain of instructions, and each costs time.
+ * and held back if it would still pass with λ grown at its pace so far, or if its pair's tiles are too far apart for
+ * one frame; what was guessed wrong is set right when λ is complete (fix_pair.cuh). Rows of a verdict are the 16 of a
+ * warp: a warp leaves out what it holds back. All of that is found out behind one branch, which few pairs take where
+ * keys are not split: a step is one chain of instructions, and each costs time.
  *
  * Where candidates are written down is the caller's: an object with write(), called by all lanes of a warp. */
 #ifndef APA_CUDA_WGMMA_COLD_WALK_CUH
@@ -184,7 +185,7 @@ __device__ __forceinline__ int mass_h()
     return threadIdx.x >> 1 & 1;
 }
 
-/* P·V of a pair is there: masses and sums. Returns whether the lane saw a tile whose share so far is above ε. Nothing
+/* P·V of a pair is there: masses and sums. Returns whether the lane saw a tile whose share so far is above ε. No sum
  * waits for what the warp's lanes say together: a pair that is held back is added, too, and taken out again
  * (note_of()). */
 template <int D>
@@ -209,8 +210,8 @@ struct Note {
 };
 
 /* Pair number i of the walk, of which some lane saw a tile above ε, was taken in: its masses, and whether it is held
- * back. Then it goes out of the sums again, but for λ. What its addition rounded away stays away: 2^-24 of the pair's
- * own sums, which come back with the hot tile or by a correction. */
+ * back. One that is goes out of o again; λ keeps it, and rows.held says how much that is. What adding it rounded away
+ * stays away: 2^-24 of the pair's own sums, which come back with the hot tile or by a correction. */
 template <int D>
 __device__ __forceinline__ Note note_of(ColdRows<D> &rows, const float (&acc)[D / 8 + 1][4], const PairAhead &pair,
                                         float eps, const WarpPlace &my, int i)

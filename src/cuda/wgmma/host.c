@@ -345,7 +345,7 @@ static int run_passes(apa_cuda_job *job, const apa_wgmma_maps *maps, const apa_w
         error = run_early(job, early_maps, place); /* fills the end of pass 1 */
     if (error == 0)
         error = apa_cuda_launch_judge(job, place->stream);
-    if (error == 0) /* without verdicts, too: tiles that need frames of their own were held back */
+    if (error == 0 && job->judged) /* else nothing was held back, and nothing is taken out */
         error = apa_wgmma_launch_fix(job, place->stream);
     if (error == 0)
         error = apa_wgmma_launch_hot(job, maps, place->stream);
@@ -391,14 +391,6 @@ static int run_adaptive(apa_cuda_job *job, int64_t batch, const apa_cuda_place *
     return error;
 }
 
-static apa_status check_alignment(apa_context *context, const apa_call *call)
-{
-    apa_status status = apa_cuda_check_aligned(context, "q", &call->q);
-    if (status == APA_STATUS_OK)
-        status = apa_cuda_check_aligned(context, "k", &call->k);
-    return status == APA_STATUS_OK ? apa_cuda_check_aligned(context, "v", &call->v) : status;
-}
-
 /* A part of the call, whose results were cleared. Returns 0 or a cudaError_t. */
 static int enqueue_part(const apa_call *part, const apa_call *call, const apa_cuda_target *target,
                         const apa_cuda_place *place)
@@ -423,7 +415,7 @@ apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const a
         at.kept = (apa_cuda_kept){0};
         return apa_cuda_enqueue(context, call, target, &at);
     }
-    const apa_status status = check_alignment(context, call);
+    const apa_status status = apa_cuda_check_aligned(context, call);
     if (status != APA_STATUS_OK)
         return status;
     const apa_wgmma_parts parts = parts_of(call, &place->kept);
@@ -433,7 +425,7 @@ apa_status apa_wgmma_enqueue(apa_context *context, const apa_call *call, const a
         const apa_call part = apa_wgmma_part(call, &parts, i, &rows_before);
         at.verdicts = place->verdicts == NULL ? NULL : place->verdicts + rows_before * apa_call_tiles(call);
         error = enqueue_part(&part, call, target, &at);
-        at.prep_done = NULL; /* the first part's stands for all */
+        at.prep_done = NULL; /* asked for where nothing bounds the copy, and there is one part */
     }
     if (error != 0)
         return apa_fail(context, APA_STATUS_INTERNAL, "cuda: %s", cudaGetErrorString((cudaError_t)error));

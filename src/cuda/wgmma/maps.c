@@ -1,5 +1,5 @@
 /* Tensor maps. The function that encodes one lives in the driver, which the library does not link: it is asked for by
- * name once a call. */
+ * name whenever maps are made. */
 #include "apa/tensor.h"
 
 #include "cuda/wgmma/maps.h"

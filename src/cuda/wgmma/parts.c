@@ -5,12 +5,17 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+static int64_t at_most(int64_t x, int64_t most)
+{
+    return x < most ? x : most;
+}
+
 apa_wgmma_parts apa_wgmma_cut_heads(const apa_call *call, int64_t most)
 {
     if (most < 1)
         most = 1;
     if (most >= call->Hkv) {
-        const int64_t sequences = most / call->Hkv < call->B ? most / call->Hkv : call->B;
+        const int64_t sequences = at_most(most / call->Hkv, call->B);
         return (apa_wgmma_parts){ceil_div(call->B, sequences), sequences, call->Hkv, 1};
     }
     const int64_t heads = ceil_div(call->Hkv, ceil_div(call->Hkv, most)), in_sequence = ceil_div(call->Hkv, heads);
@@ -25,11 +30,6 @@ static void move_to(apa_tensor *x, int64_t b, int64_t h, int64_t sequences, int6
         x->data = (char *)x->data + (b * x->stride[0] + h * x->stride[1]) * (int64_t)apa_dtype_bytes(x->dtype);
     x->shape[0] = sequences;
     x->shape[1] = heads;
-}
-
-static int64_t at_most(int64_t x, int64_t most)
-{
-    return x < most ? x : most;
 }
 
 apa_call apa_wgmma_part(const apa_call *call, const apa_wgmma_parts *parts, int64_t i, int64_t *rows_before)

@@ -14,7 +14,8 @@ typedef struct apa_wgmma_parts {
 /* Parts of at most `most` KV heads (at least 1), about equal ones within a sequence. Neither B nor Hkv is 0. */
 apa_wgmma_parts apa_wgmma_cut_heads(const apa_call *call, int64_t most);
 
-/* Part `i` as a call, its tensors those of its heads. rows_before: rows of the call's verdicts before the part's. */
+/* Part `i` as a call: q, k, v, out and lse are those of its heads; masks, slopes, sinks (which the CUDA engine does not
+ * take) and verdicts stay the whole call's. rows_before: rows of the call's verdicts before the part's. */
 apa_call apa_wgmma_part(const apa_call *call, const apa_wgmma_parts *parts, int64_t i, int64_t *rows_before);
 
 #endif

@@ -21,7 +21,8 @@
  * n is common to a pair in pass 1. A code has 14.5 octaves, so that a tile far below its neighbour loses its small
  * probabilities: 64 keys under 2^-14.5, at most .28 % of its neighbour's sum. Where that neighbour is above ε and the
  * sums of its row are more than APART from each other, pass 1 holds both tiles back, and fix_pair.cuh adds them one by
- * one, each in its own frame. Elsewhere it is left at that: .28 % of a share under ε. */
+ * one, each in its own frame. Elsewhere it is left at that: .28 % of a share under ε, but of any share where a row sees
+ * a part of a tile, or without ε. */
 #ifndef APA_CUDA_WGMMA_TILE_E4M3_CUH
 #define APA_CUDA_WGMMA_TILE_E4M3_CUH
 
