@@ -338,6 +338,8 @@ static inline char *at_address(uint32_t address)
 #define shared_address ptx_shared_address
 #define named_barrier ptx_named_barrier
 #define mma_16 ptx_mma_16
+#define exp2_fast ptx_exp2_fast
+#define log2_fast ptx_log2_fast
 #define pack_e4m3 ptx_pack_e4m3
 #define pack_16 ptx_pack_16
 #define max_u16_2 ptx_max_u16_2
@@ -361,6 +363,8 @@ static inline char *at_address(uint32_t address)
 #undef shared_address
 #undef named_barrier
 #undef mma_16
+#undef exp2_fast
+#undef log2_fast
 #undef pack_e4m3
 #undef pack_16
 #undef max_u16_2
@@ -380,6 +384,16 @@ static inline char *at_address(uint32_t address)
 #undef store_shared_4
 #undef store_shared_8
 #undef store_shared_16
+
+static inline float exp2_fast(float x)
+{
+    return std::exp2(x);
+}
+
+static inline float log2_fast(float x)
+{
+    return std::log2(x);
+}
 
 static inline uint32_t shared_address(const void *pointer)
 {

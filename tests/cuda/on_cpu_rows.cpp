@@ -1,5 +1,6 @@
 /* What the blocks of the Hopper engine do with their rows once, on a CPU: what rows see, queries into shared memory and
- * results out of it (lane_rows.cuh), and the counters of a block (verdicts.cuh), against plain loops. */
+ * results out of it (lane_rows.cuh), and the counters of a block (verdicts.cuh); and what pass 1 does with a pair whose
+ * products are there (cold_walk.cuh). All against plain loops. */
 #include "tests/cuda/on_cpu.h"
 
 #include "cuda/wgmma/lane_rows.cuh"
@@ -286,8 +287,139 @@ template <int GROUPS> static void check_all_counts()
     check_counts<GROUPS>("nothing", 0, 0, [](int) { return keys{0, 0}; });
 }
 
+/* ---- a pair of tiles is taken in ---- */
+
+/* A warp's pair, made up: number `step` of `pairs`; shares of λ about `share`, one tile of a row `ratio` times the
+ * other; of every other row `odd_share`, where it is not 0, and then the ratio of the rest is 2. */
+struct taking {
+    float share, ratio, apart;
+    int step, pairs, splits;
+    float odd_share = 0.0f;
+};
+
+struct taken_row {
+    float mass[2], weight, top, lambda, held; /* mass: as P·V has it */
+};
+
+/* In all lanes but for `above` and `mass`. */
+struct taken_pair {
+    bool above[32], some, held, apart;
+    float mass[32];
+};
+
+template <int D> static void check_taking(const taking &s)
+{
+    constexpr float EPS = 0.02f, V_SCALE = 0.5f;
+    taken_row row[16];
+    std::vector<float> sums(16 * D), before(16 * D), after(16 * D);
+    for (int i = 0; i < 16; i++) {
+        const bool odd = i % 2 == 1 && s.odd_share > 0.0f, first = between(0, 1) < 0.5f;
+        const float weight = std::exp2(std::floor(between(-3, 4))), lambda = between(1, 2),
+                    large = (odd ? s.odd_share : s.share) * lambda * between(0.9f, 1.1f);
+        row[i] = {{large / weight, large / weight}, weight, std::floor(between(-20, 20)), lambda, between(0, 1)};
+        row[i].mass[first ? 0 : 1] /= odd || s.odd_share == 0.0f ? s.ratio : 2.0f;
+    }
+    for (size_t i = 0; i < sums.size(); i++) {
+        sums[i] = between(-5, 5);
+        before[i] = between(-1, 1);
+    }
+    const std::vector<taken_row> was(row, row + 16);
+    taken_pair is = {};
+    apa_cuda_job job = {};
+    job.splits = s.splits;
+    const Unit unit = {};
+    run_grid(1, 32, [&] {
+        const int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
+        const WarpPlace my = {job, unit, 0, 0, {0, s.pairs}, {0, 0}, 0};
+        ColdRows<D> rows;
+        PairAhead pair;
+        float acc[D / 8 + 1][4];
+        pair.v_scale = V_SCALE;
+        pair.apart = s.apart;
+        for (int h = 0; h < 2; h++) {
+            const taken_row &r = was[static_cast<size_t>(g + 8 * h)];
+            rows.lambda[h] = r.lambda;
+            rows.held[h] = r.held;
+            pair.top[h] = r.top;
+            pair.weight[h] = r.weight;
+            for (int tile = 0; tile < 2; tile++)
+                acc[D / 8][2 * h + tile] = r.mass[tile];
+            for (int n = 0; n < D / 8; n++)
+                for (int i = 0; i < 2; i++) {
+                    const int at = (g + 8 * h) * D + 8 * n + 2 * t + i;
+                    acc[n][2 * h + i] = sums[static_cast<size_t>(at)];
+                    rows.o[n][2 * h + i] = before[static_cast<size_t>(at)];
+                }
+        }
+        is.above[lane] = take_in<D>(rows, acc, pair, EPS);
+        if (__any_sync(0xffffffffu, is.above[lane])) {
+            const Note note = note_of<D>(rows, acc, pair, EPS, my, s.step);
+            is.mass[lane] = note.mass;
+            if (lane == 0) {
+                is.some = true;
+                is.held = note.held;
+                is.apart = note.apart;
+            }
+        }
+        for (int h = 0; h < 2; h++) {
+            if (t == 0) {
+                row[g + 8 * h].lambda = rows.lambda[h];
+                row[g + 8 * h].held = rows.held[h];
+            }
+            for (int n = 0; n < D / 8; n++)
+                for (int i = 0; i < 2; i++)
+                    after[static_cast<size_t>((g + 8 * h) * D + 8 * n + 2 * t + i)] = rows.o[n][2 * h + i];
+        }
+    });
+    bool some = false, held = false, apart = false;
+    for (const taken_row &r : was) {
+        const float mass[2] = {r.mass[0] * r.weight, r.mass[1] * r.weight}, lambda = r.lambda + mass[0] + mass[1];
+        const float most = std::max(mass[0], mass[1]), least = std::min(mass[0], mass[1]);
+        const float pace = std::max(1.0f, static_cast<float>(s.pairs * s.splits) / static_cast<float>(s.step + 1));
+        some = some || most > EPS * lambda;
+        held = held || most > EPS * pace * lambda;
+        apart = apart || (most > EPS * lambda && least * s.apart < most);
+    }
+    held = held || apart;
+    expect(is.some == some && is.held == (some && held) && is.apart == (some && apart), "note", is.some, is.held);
+    for (int r = 0; r < 16; r++) {
+        const taken_row &w = was[static_cast<size_t>(r)];
+        const float both = (w.mass[0] + w.mass[1]) * w.weight;
+        expect(near(row[r].lambda, w.lambda + both, 1e-6), "lambda", r, 0);
+        expect(near(row[r].held, w.held + (some && held ? both : 0.0f), 1e-6), "held", r, 0);
+        for (int d = 0; d < D; d++) {
+            const size_t at = static_cast<size_t>(r * D + d);
+            const float x = sums[at] * w.weight * V_SCALE, due = some && held ? before[at] : before[at] + x;
+            expect(std::fabs(after[at] - due) <= 3e-7f * (1.0f + std::fabs(x)), "o", r, d);
+        }
+        for (int tile = 0; tile < 2 && some; tile++) {
+            const int lane = r % 8 * 4 + r / 8 * 2 + tile;
+            expect(std::fabs(is.mass[lane] - (w.top + std::log2(w.mass[tile] / P_RANGE))) < 1e-4f, "mass", r, tile);
+        }
+    }
+    printf("a pair taken in, D %d, share %g, ratio %g, step %d of %d: %s%s, %lld of %lld wrong\n", D, static_cast<double>(s.share),
+           static_cast<double>(s.ratio), s.step, s.pairs, is.held ? "held" : is.some ? "written down" : "added",
+           is.apart ? ", apart" : "", static_cast<long long>(wrong), static_cast<long long>(checked));
+}
+
+template <int D> static void check_all_takings()
+{
+    check_taking<D>({0.001f, 3.0f, APART, 40, 50, 1});   /* nothing to write down */
+    check_taking<D>({0.001f, 1e5f, APART, 40, 50, 1});   /* far apart, and under ε */
+    check_taking<D>({0.2f, 3.0f, APART, 2, 50, 1});      /* above ε, but not at this pace */
+    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 1});     /* held back */
+    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 20});    /* ... not where others have most of the keys */
+    check_taking<D>({0.2f, 1e5f, APART, 2, 50, 1});      /* far apart, above ε */
+    check_taking<D>({0.2f, 1e5f, CUDART_INF_F, 2, 50, 1}); /* ... where rows see a part of a tile: not 0 there */
+    check_taking<D>({0.2f, 1e5f, APART, 2, 50, 1, 0.001f}); /* rows above ε, and others that are far apart */
+    check_taking<D>({0.026f, 1.1f, APART, 40, 50, 1});      /* a tile's share counts, not the pair's */
+    check_taking<D>({0.021f, 3.0f, APART, 40, 50, 1});   /* some rows above ε */
+}
+
 int main()
 {
+    check_all_takings<64>();
+    check_all_takings<128>();
     check_rows<128>({3, 200, 300, 0, 0, 0, 1, OUT_F16});
     check_rows<128>({3, 75, 300, 1, 1, 1, 1, OUT_BF16});
     check_rows<128>({1, 130, 100, 0, 0, 1, 0, OUT_F32, 20}); /* rows that see nothing */
