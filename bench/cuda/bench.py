@@ -254,11 +254,11 @@ def main():
             lse = torch.empty(B, Hq, Sq, dtype=torch.float32, device="cuda")
             methods = {}
             for m, text, family in chosen(arguments.methods.split(","), arguments.family.split(",")):
-                if m in PEERS and causal and Sq != Skv:
-                    print(m, "left out: its causal line begins at the first key")
-                    continue
                 if m in PEERS:
-                    methods[m] = sdpa(PEERS[m], q, k, v, causal)
+                    if causal and Sq != Skv:
+                        print(m, "left out: its causal line begins at the first key")
+                    else:
+                        methods[m] = sdpa(PEERS[m], q, k, v, causal)
                     continue
                 preset, *settings = text.split(":")  # apa:cold_format=e4m3:eps=0.01
                 try:

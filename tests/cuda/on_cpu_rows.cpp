@@ -404,16 +404,16 @@ template <int D> static void check_taking(const taking &s)
 
 template <int D> static void check_all_takings()
 {
-    check_taking<D>({0.001f, 3.0f, APART, 40, 50, 1});   /* nothing to write down */
-    check_taking<D>({0.001f, 1e5f, APART, 40, 50, 1});   /* far apart, and under ε */
-    check_taking<D>({0.2f, 3.0f, APART, 2, 50, 1});      /* above ε, but not at this pace */
-    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 1});     /* held back */
-    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 20});    /* ... not where others have most of the keys */
-    check_taking<D>({0.2f, 1e5f, APART, 2, 50, 1});      /* far apart, above ε */
-    check_taking<D>({0.2f, 1e5f, CUDART_INF_F, 2, 50, 1}); /* ... where rows see a part of a tile: not 0 there */
+    check_taking<D>({0.001f, 3.0f, APART, 40, 50, 1});      /* nothing to write down */
+    check_taking<D>({0.001f, 1e5f, APART, 40, 50, 1});      /* far apart, and under ε */
+    check_taking<D>({0.2f, 3.0f, APART, 2, 50, 1});         /* above ε, but not at this pace */
+    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 1});        /* held back */
+    check_taking<D>({0.2f, 3.0f, APART, 40, 50, 20});       /* ... not where others have most of the keys */
+    check_taking<D>({0.2f, 1e5f, APART, 2, 50, 1});         /* far apart, above ε */
+    check_taking<D>({0.2f, 1e5f, CUDART_INF_F, 2, 50, 1});  /* ... where rows see a part of a tile: not 0 there */
     check_taking<D>({0.2f, 1e5f, APART, 2, 50, 1, 0.001f}); /* rows above ε, and others that are far apart */
     check_taking<D>({0.026f, 1.1f, APART, 40, 50, 1});      /* a tile's share counts, not the pair's */
-    check_taking<D>({0.021f, 3.0f, APART, 40, 50, 1});   /* some rows above ε */
+    check_taking<D>({0.021f, 3.0f, APART, 40, 50, 1});      /* some rows above ε */
 }
 
 int main()
